@@ -1,0 +1,285 @@
+"""Envs: what the user names, made and adapted for an agent.
+
+`EnvConfig` says which Gymnasium env; `make_env` makes it raw (for rendering and look-ups) and
+`make_agent_env` with everything an agent needs around it: raw episode statistics, processors, and frames
+and actions as arrays.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from srl.base.algorithm import RLConfig
+from srl.base.errors import ConfigError, EnvError, MissingExtraError
+from srl.base.processor import Processor
+from srl.base.settings import Settings, setting
+from srl.base.spaces import DiscreteActions, Spaces, adapt_action, adapt_observation
+
+EPISODE_STATS = "srl_episode"
+
+
+@dataclass
+class EnvConfig(Settings):
+    """Which env to make.
+
+    `EnvConfig("Pendulum-v1", kwargs={"g": 9.8})`. Any id that Gymnasium knows works, also
+    `"my_package:MyEnv-v0"`, which imports `my_package` first.
+    """
+
+    name: str = setting(doc="Gymnasium id, or 'module:id' to import the module that registers it first")
+    kwargs: dict[str, Any] = setting(factory=dict, doc="keyword arguments for gymnasium.make; JSON values")
+    max_episode_steps: int | None = setting(
+        None, low=1, doc="time limit in env steps, in place of the env's own; the episode is truncated there"
+    )
+    frameskip: int = setting(
+        1, low=1, doc="env steps an action is repeated for, rewards summed; high values act more coarsely"
+    )
+    gym_make_func: Callable[..., Any] | None = setting(
+        None, doc="called instead of gymnasium.make, with the same arguments; workers import it by its name"
+    )
+    gym_wrappers: list[Callable[..., Any]] = setting(
+        factory=list, doc="called with the env in order, each returns a wrapped env; workers import them by name"
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data; functions become `module:name`."""
+        data = super().to_dict()
+        data["gym_make_func"] = None if self.gym_make_func is None else _reference(self.gym_make_func)
+        data["gym_wrappers"] = [_reference(wrapper) for wrapper in self.gym_wrappers]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "EnvConfig":
+        """Rebuild a config from `to_dict`'s data.
+
+        Functions are looked up only in modules that this process has already imported (a worker imports
+        what its own start option allows, never what a message names).
+        """
+        fields = dict(data)
+        if fields.get("gym_make_func") is not None:
+            fields["gym_make_func"] = _resolve(fields["gym_make_func"])
+        fields["gym_wrappers"] = [_resolve(reference) for reference in fields.get("gym_wrappers", [])]
+        return super().from_dict(fields)
+
+    def modules(self) -> list[str]:
+        """Return the modules that a worker must be allowed to import for this env."""
+        functions = [*self.gym_wrappers, *([self.gym_make_func] if self.gym_make_func else [])]
+        names = [_reference(function).partition(":")[0] for function in functions]
+        if ":" in self.name:
+            names.append(self.name.partition(":")[0])
+        else:
+            names.append(_registering_module(self.name))
+        return sorted({name for name in names if name and name.partition(".")[0] not in ("gymnasium", "ale_py")})
+
+
+def make_env(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
+    """Make the env as the user described it.
+
+    Raises:
+        EnvError: the id does not exist or the constructor raised; the message says which.
+        MissingExtraError: the env needs a package that is not installed.
+    """
+    module, _, env_id = config.name.rpartition(":")
+    if module and module not in sys.modules:
+        raise EnvError(
+            f"env {config.name!r} needs the module {module!r}, which this process has not imported; "
+            f"import it in your script, or start workers with --allow {module}"
+        )
+    if env_id.startswith("ALE/"):
+        _register_ale(env_id)
+    make = config.gym_make_func or gymnasium.make
+    if config.gym_make_func is None and env_id not in gymnasium.registry:
+        _check_registered(env_id)
+    arguments: dict[str, Any] = {**config.kwargs}
+    if config.max_episode_steps is not None:
+        arguments["max_episode_steps"] = config.max_episode_steps
+    if render_mode is not None:
+        arguments["render_mode"] = render_mode
+    try:
+        env = make(env_id, **arguments)
+        if config.frameskip > 1:
+            env = _FrameSkip(env, config.frameskip)
+        for wrapper in config.gym_wrappers:
+            env = wrapper(env)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise MissingExtraError(f"env {config.name!r} needs a package that is not installed: {error}") from error
+    except Exception as error:
+        raise EnvError(f"env {config.name!r} could not be made: {type(error).__name__}: {error}") from error
+    if not isinstance(env, gymnasium.Env):
+        raise EnvError(f"env {config.name!r} is {type(env).__name__}, not a gymnasium.Env")
+    return env
+
+
+def make_agent_env(
+    env_config: EnvConfig, rl_config: RLConfig, *, lane: int = 0, render_mode: str | None = None
+) -> "AgentEnv":
+    """Make the env as an agent steps it: statistics below, processors above, arrays outside."""
+    raw = make_env(env_config, render_mode)
+    env: gymnasium.Env[Any, Any] = gymnasium.wrappers.RecordEpisodeStatistics(
+        raw, buffer_length=1, stats_key=EPISODE_STATS
+    )
+    for processor in active_processors(rl_config, raw.observation_space):
+        env = processor.wrap(env)
+    return AgentEnv(env, rl_config, label=f"{env_config.name} lane {lane}")
+
+
+def active_processors(rl_config: RLConfig, observation_space: gymnasium.Space[Any]) -> list[Processor]:
+    """Return the user's processors, then, unless turned off, the algorithm's default ones."""
+    defaults = rl_config.default_processors(observation_space) if rl_config.use_rl_processor else []
+    return [*rl_config.processors, *defaults]
+
+
+class AgentEnv(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
+    """An env whose observations and actions are arrays; anything not finite is an `EnvError`.
+
+    Attributes:
+        spaces: what the algorithm is told.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], rl_config: RLConfig, label: str) -> None:
+        super().__init__(env)
+        observation, self._to_frame = adapt_observation(env.observation_space)
+        action, self._to_env_action = adapt_action(
+            env.action_space, rl_config.action_type, rl_config.action_division_num
+        )
+        self.spaces = Spaces(observation, action, rl_config.window_length)
+        self._label = label
+        self._may_be_infinite = np.issubdtype(np.dtype(observation.dtype), np.floating)
+        self._episode, self._step = -1, 0
+        # Bounds are not kept: what vector envs need of these spaces is shape and dtype alone.
+        dtype = np.dtype(observation.dtype)
+        low, high = (-np.inf, np.inf) if self._may_be_infinite else _limits(dtype)
+        self.observation_space = gymnasium.spaces.Box(low, high, observation.shape, dtype.type)
+        if isinstance(action, DiscreteActions):
+            self.action_space = gymnasium.spaces.Discrete(action.count)
+        else:
+            low_array, high_array = np.array(action.low, np.float32), np.array(action.high, np.float32)
+            self.action_space = gymnasium.spaces.Box(low_array, high_array)
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start an episode; returns the frame and Gymnasium's info."""
+        observation, info = self.env.reset(**kwargs)
+        self._episode, self._step = self._episode + 1, 0
+        return self._frame(observation), info
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Step with the algorithm's action; returns frame, reward, terminated, truncated, info."""
+        observation, reward, terminated, truncated, info = self.env.step(self._to_env_action(action))
+        self._step += 1
+        value = float(reward)
+        if not np.isfinite(value):
+            raise EnvError(self._not_finite(f"reward {value}"))
+        return self._frame(observation), value, bool(terminated), bool(truncated), info
+
+    def _frame(self, observation: Any) -> np.ndarray:
+        frame = self._to_frame(observation)
+        if self._may_be_infinite and not np.isfinite(frame).all():
+            raise EnvError(self._not_finite(f"observation {np.array2string(frame, threshold=8)}"))
+        return frame
+
+    def _not_finite(self, what: str) -> str:
+        return (
+            f"{self._label} returned a {what} at step {self._step} of its episode {self._episode}; "
+            "nothing can be learned from it, mend the env or wrap it"
+        )
+
+
+class _FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, env: gymnasium.Env[Any, Any], steps: int) -> None:
+        super().__init__(env)
+        self._steps = steps
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        total = 0.0
+        for _ in range(self._steps):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
+
+
+def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
+    if dtype == np.bool_:
+        return 0, 1
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def _check_registered(env_id: str) -> None:
+    """Raise with the nearest ids, as Gymnasium's own error for a wrong version stays useful."""
+    try:
+        gymnasium.spec(env_id)
+    except gymnasium.error.Error as error:
+        near = difflib.get_close_matches(env_id, list(gymnasium.registry), n=3)
+        hint = f"; did you mean {', '.join(near)}?" if near else "; own envs: register them, or name 'module:id'"
+        raise EnvError(f"no env is registered as {env_id!r}{hint}") from error
+
+
+def _register_ale(env_id: str) -> None:
+    try:
+        import ale_py
+    except ImportError as error:
+        raise MissingExtraError(f"env {env_id!r} needs Atari: pip install 'srl[atari]'") from error
+    gymnasium.register_envs(ale_py)
+
+
+def _registering_module(env_id: str) -> str:
+    spec = gymnasium.registry.get(env_id)
+    if spec is None or spec.entry_point is None:
+        return ""
+    if isinstance(spec.entry_point, str):
+        return spec.entry_point.partition(":")[0]
+    return spec.entry_point.__module__
+
+
+def _reference(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__qualname__", "")
+    module = getattr(function, "__module__", "")
+    if not name or "<" in name:
+        raise ConfigError(
+            f"{function!r} has no name that a worker could import; define it at the top of a module"
+        )
+    return f"{module}:{name}"
+
+
+def _resolve(reference: Any) -> Callable[..., Any]:
+    if callable(reference):
+        return reference
+    module_name, _, name = str(reference).partition(":")
+    if module_name.partition(".")[0] == "gymnasium":
+        importlib.import_module(module_name)
+    if module_name not in sys.modules:
+        raise ConfigError(
+            f"the task needs {reference!r}, but this process has not imported {module_name!r}; "
+            f"start workers with --allow {module_name}"
+        )
+    found: Any = sys.modules[module_name]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ConfigError(f"the task needs {reference!r}, but {module_name!r} has no such function")
+    return found
+
+
+def env_config(env: "str | EnvConfig") -> EnvConfig:
+    """Return the config of an env that was named by its id or is one already."""
+    if isinstance(env, str):
+        return EnvConfig(env)
+    if isinstance(env, EnvConfig):
+        return dataclasses.replace(env)
+    raise ConfigError(f"an env is an id like 'Pendulum-v1' or a srl.EnvConfig, not {env!r}")
+
+
+def as_seeds(seed: int, lanes: Sequence[int], stream: int) -> list[int]:
+    """Return one env seed a lane, independent between lanes, streams (training, evaluation) and runs."""
+    return [
+        int(np.random.SeedSequence([seed, stream, lane]).generate_state(1, np.uint32)[0] >> 1) for lane in lanes
+    ]

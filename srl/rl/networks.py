@@ -1,0 +1,101 @@
+"""Networks in flax.linen, and the encoding of stored frames that they start with.
+
+Learners and policies import this module when they are made; configs must not, as it imports JAX.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from srl.base.spaces import ObservationSpec, Spaces
+from srl.rl.blocks import HiddenBlock
+
+
+def encode(spec: ObservationSpec, observation: jax.Array) -> jax.Array:
+    """Return float32 features `[..., features]` of stacked frames `[..., window, *frame]`.
+
+    Numbers stay as they are, uint8 ones become `[0, 1]`, each discrete entry becomes one-hot (all zeros
+    for a value outside its range), binary entries become 0 or 1. Raises `ValueError` for other shapes.
+    """
+    rank = len(spec.shape)
+    if observation.ndim < rank + 1 or observation.shape[observation.ndim - rank :] != spec.shape:
+        raise ValueError(f"observations must be [..., window, *{spec.shape}], not {observation.shape}")
+    batch = observation.shape[: observation.ndim - rank - 1]
+    if spec.kind == "discrete":
+        return _one_hot(spec, observation.reshape(*batch, -1, len(spec.levels))).reshape(*batch, -1)
+    numbers = observation.astype(jnp.float32)
+    if spec.kind == "box" and spec.dtype == "uint8":
+        numbers = numbers / 255.0
+    return numbers.reshape(*batch, -1)
+
+
+def _one_hot(spec: ObservationSpec, entries: jax.Array) -> jax.Array:
+    # JAX computes with int32: a start beyond it wraps as the entries do, and the difference is right.
+    starts = np.asarray(spec.starts, np.int64).astype(np.int32)
+    indices = entries.astype(jnp.int32) - starts
+    hot = [jax.nn.one_hot(indices[..., entry], count) for entry, count in enumerate(spec.levels)]
+    return jnp.concatenate(hot, axis=-1)
+
+
+class QNetwork(nn.Module):
+    """Action values `[..., action_count]` of stacked frames `[..., window, *frame]`.
+
+    Attributes:
+        dueling: value and advantage have streams of their own, the advantage with its mean subtracted
+            (equation 9 of Wang et al., 2016).
+    """
+
+    observation: ObservationSpec
+    action_count: int
+    layer_sizes: tuple[int, ...]
+    activation: str
+    dueling: bool
+
+    @nn.compact
+    def __call__(self, observation: jax.Array) -> jax.Array:
+        """Compute the values."""
+        features = encode(self.observation, observation)
+        if not self.dueling:
+            hidden = self._layers("hidden", features, self.layer_sizes)
+            return nn.Dense(self.action_count, name="q")(hidden)
+        shared = self._layers("hidden", features, self.layer_sizes[:-1])
+        value = nn.Dense(1, name="value")(self._layers("value_hidden", shared, self.layer_sizes[-1:]))
+        stream = self._layers("advantage_hidden", shared, self.layer_sizes[-1:])
+        advantage = nn.Dense(self.action_count, name="advantage")(stream)
+        return value + advantage - advantage.mean(axis=-1, keepdims=True)
+
+    def _layers(self, name: str, features: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
+        activate: Callable[[Any], jax.Array] = getattr(nn, self.activation)
+        for index, size in enumerate(sizes):
+            features = activate(nn.Dense(size, name=f"{name}_{index}")(features))
+        return features
+
+
+def q_network(spaces: Spaces, block: HiddenBlock) -> QNetwork:
+    """Return the network of action values that settings describe; `SpaceError` for continuous actions."""
+    return QNetwork(
+        spaces.observation, spaces.action_count, block.layer_sizes, block.activation, block.kind == "dueling"
+    )
+
+
+def q_values(network: QNetwork, parameters: Mapping[str, Any], observation: Any) -> jax.Array:
+    """Return action values `[..., A]` of stacked frames `[..., window, *frame]`."""
+    return cast(jax.Array, network.apply({"params": parameters}, observation))
+
+
+def first_parameters(network: nn.Module, spaces: Spaces, seed: int) -> dict[str, Any]:
+    """Return a network's first parameters, which follow from `seed`."""
+    frames = np.zeros((1, spaces.window_length, *spaces.observation.shape), spaces.observation.dtype)
+    key = jax.random.key(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
+    return cast(dict[str, Any], _init(network, key, frames)["params"])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _init(network: nn.Module, key: jax.Array, frames: jax.Array) -> Any:
+    # Compiled as a whole, once for equal networks: most of a small learner's start-up time.
+    return network.init(key, frames)

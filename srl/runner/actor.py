@@ -1,0 +1,224 @@
+"""The actor: plays the policy in its lanes and turns what happens into segments.
+
+In one process `Runner.train` steps it beside the trainer; on a broker `ActorServer` does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from srl.base.algorithm import Exploration, Policy, RLConfig, Step, Tree
+from srl.base.env import as_seeds
+from srl.base.segment import End, Segment, overlap
+from srl.base.spaces import DiscreteActions, Spaces
+from srl.runner.lanes import Lanes, Stacks
+
+TRAINING_STREAM = 0
+"""Number of the random stream that training envs and exploration are seeded from."""
+
+
+@dataclass
+class Produced:
+    """What some steps of an actor made."""
+
+    segments: list[Segment] = field(default_factory=list)
+    env_steps: int = 0
+    episode_rewards: list[float] = field(default_factory=list)
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+class Actor:
+    """Steps `lanes` with `policy`; `step` is one vector step.
+
+    Args:
+        lane_numbers: of these lanes in the whole run; they decide seeds and exploration.
+        total_lanes: lanes of the whole run. distributed: whether the trainer is another process.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        policy: Policy,
+        config: RLConfig,
+        *,
+        seed: int,
+        lane_numbers: Sequence[int],
+        total_lanes: int,
+        distributed: bool,
+    ) -> None:
+        self._lanes = lanes
+        self._policy = policy
+        self._lane_numbers = np.asarray(lane_numbers)
+        self._distributed = distributed
+        self.total_lanes = total_lanes
+        self._rng = np.random.default_rng([seed, TRAINING_STREAM, *lane_numbers])
+        frames = lanes.reset(as_seeds(seed, lane_numbers, TRAINING_STREAM))
+        self._stacks = Stacks(frames, config.window_length)
+        self._state = policy.initial_state(len(lanes))
+        self._builder = SegmentBuilder(lanes.spaces, config, self._lane_numbers, policy.priorities)
+        self._builder.begin(np.ones(len(lanes), np.bool_), frames)
+        self._parameters: Any = None
+        self.version = 0
+        self.train_count = 0
+        """Clock of exploration schedules; whoever owns the actor keeps it up to date."""
+
+    def set_parameters(self, parameters: Tree, version: int) -> None:
+        """Act with these parameters from the next step on."""
+        self._parameters = self._policy.load(parameters)
+        self.version = version
+
+    def step(self) -> Produced:
+        """Act once in every lane; returns the segments that this completed."""
+        explore = Exploration(self.train_count, self._lane_numbers, self.total_lanes, self._distributed)
+        chosen = self._policy.act(self._parameters, self._stacks.array, self._state, self._rng, explore)
+        segments = self._builder.score(chosen.scores, self.version)
+        step = self._lanes.step(chosen.action)
+        self._builder.append(chosen, step.active, step.rewards, step.frames)
+        segments += self._builder.end(step.terminated, step.truncated, self.version)
+        self._stacks.push(step)
+        self._state = chosen.state
+        if step.started.any():
+            self._builder.begin(step.started, step.first_frames)
+            if self._state is not None:
+                self._state = _restart(self._state, self._policy.initial_state(len(self._lanes)), step.started)
+        return Produced(segments, int(step.active.sum()), list(step.episode_rewards), list(step.episode_lengths))
+
+    def flush(self) -> list[Segment]:
+        """Return the segments of unfinished episodes when the actor stops for good.
+
+        They end as truncated: from here on nothing follows, and the last frame's value is bootstrapped.
+        """
+        return self._builder.flush(self.version)
+
+    def close(self) -> None:
+        """Close the envs."""
+        self._lanes.close()
+
+
+class SegmentBuilder:
+    """Collects the steps of lanes in arrays and cuts them into segments."""
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        config: RLConfig,
+        lane_numbers: np.ndarray,
+        priorities: Callable[[np.ndarray, End, range, Mapping[str, np.ndarray]], np.ndarray | None],
+    ) -> None:
+        lanes, length = len(lane_numbers), config.effective_segment_length
+        self._length = length
+        self._n_step = config.n_step_frames
+        self._window = config.window_length
+        self._priorities = priorities
+        self._lane_numbers = lane_numbers
+        frame = spaces.observation
+        self._frames = np.zeros((lanes, length + 1, *frame.shape), frame.dtype)
+        if isinstance(spaces.action, DiscreteActions):
+            self._actions = np.zeros((lanes, length), np.int32)
+        else:
+            self._actions = np.zeros((lanes, length, len(spaces.action.low)), np.float32)
+        self._rewards = np.zeros((lanes, length), np.float32)
+        self._scores: dict[str, np.ndarray] = {}
+        self._extras: dict[str, np.ndarray] = {}
+        self._count = np.zeros(lanes, np.int64)  # frames each lane holds
+        self._context = np.zeros(lanes, np.int64)
+        self._sequence = np.zeros(lanes, np.int64)
+        self._rows = np.arange(lanes)
+
+    def begin(self, started: np.ndarray, first_frames: np.ndarray) -> None:
+        """Start an episode in the lanes of a mask."""
+        self._frames[started, 0] = first_frames[started]
+        self._count[started] = 1
+        self._context[started] = 0
+
+    def score(self, scores: Mapping[str, np.ndarray], version: int) -> list[Segment]:
+        """Note what the policy thinks of the current frames, then cut the lanes that are full.
+
+        Cutting waits for this moment because only now the value of a segment's last frame is known.
+        """
+        for name, values in scores.items():
+            if name not in self._scores:
+                self._scores[name] = np.full((len(self._rows), self._length + 1), np.nan, np.float32)
+            self._scores[name][self._rows, self._count - 1] = values
+        full = np.flatnonzero(self._count == self._length + 1)
+        return [self._cut(lane, version) for lane in full]
+
+    def append(self, chosen: Step, active: np.ndarray, rewards: np.ndarray, frames: np.ndarray) -> None:
+        """Add a step to the lanes of a mask."""
+        rows = self._rows if active.all() else np.flatnonzero(active)
+        at = self._count[rows]
+        self._frames[rows, at] = frames[rows]
+        self._actions[rows, at - 1] = chosen.action[rows]
+        self._rewards[rows, at - 1] = rewards[rows]
+        for name, values in chosen.extras.items():
+            if name not in self._extras:
+                shape = (len(self._rows), self._length, *values.shape[1:])
+                self._extras[name] = np.zeros(shape, values.dtype)
+            self._extras[name][rows, at - 1] = values[rows]
+        for values in self._scores.values():
+            # The frame just reached is not scored yet; an old segment's value must not stand in for it.
+            values[rows, at] = np.nan
+        self._count[rows] += 1
+
+    def end(self, terminated: np.ndarray, truncated: np.ndarray, version: int) -> list[Segment]:
+        """Finish the segments of lanes whose episode ended; a terminal state outweighs a time limit."""
+        lanes = np.flatnonzero(terminated | truncated)
+        ends = [End.TERMINATED if terminated[lane] else End.TRUNCATED for lane in lanes]
+        segments = [self._segment(lane, end, version) for lane, end in zip(lanes, ends, strict=True)]
+        self._count[lanes] = 0  # nothing more can be cut or flushed until the lane begins again
+        return segments
+
+    def flush(self, version: int) -> list[Segment]:
+        """Finish every lane that has steps of its own."""
+        lanes = np.flatnonzero(self._count - 1 > self._context)
+        segments = [self._segment(lane, End.TRUNCATED, version) for lane in lanes]
+        self._count[lanes] = 1
+        return segments
+
+    def _cut(self, lane: int, version: int) -> Segment:
+        segment = self._segment(lane, End.CUT, version)
+        kept = overlap(self._window, self._n_step)
+        count = self._count[lane]
+        for array, length in [
+            (self._frames, kept),
+            *((values, kept) for values in self._scores.values()),
+            (self._actions, kept - 1),
+            (self._rewards, kept - 1),
+            *((values, kept - 1) for values in self._extras.values()),
+        ]:
+            stop = count if length == kept else count - 1
+            array[lane, :length] = array[lane, stop - length : stop].copy()
+        self._count[lane] = kept
+        self._context[lane] = self._window - 1
+        return segment
+
+    def _segment(self, lane: int, end: End, version: int) -> Segment:
+        count = int(self._count[lane])
+        segment = Segment(
+            frames=self._frames[lane, :count].copy(),
+            actions=self._actions[lane, : count - 1].copy(),
+            rewards=self._rewards[lane, : count - 1].copy(),
+            end=end,
+            context=int(self._context[lane]),
+            lane=int(self._lane_numbers[lane]),
+            sequence=int(self._sequence[lane]),
+            version=version,
+            extras={name: values[lane, : count - 1].copy() for name, values in self._extras.items()},
+        )
+        self._sequence[lane] += 1
+        scores = {name: values[lane, :count] for name, values in self._scores.items()}
+        priorities = self._priorities(segment.rewards, end, segment.transitions(self._n_step), scores)
+        return segment if priorities is None else replace(segment, priorities=priorities.astype(np.float32))
+
+
+def _restart(state: Tree, initial: Tree | None, started: np.ndarray) -> dict[str, Any]:
+    """Return `state` with the initial state in the lanes that begin an episode."""
+    assert initial is not None, "a policy with recurrent state has an initial one"
+    return {
+        name: _restart(value, initial[name], started)
+        if isinstance(value, Mapping)
+        else np.where(started.reshape(-1, *[1] * (np.ndim(value) - 1)), initial[name], value)
+        for name, value in state.items()
+    }

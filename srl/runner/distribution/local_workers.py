@@ -1,0 +1,93 @@
+"""Trainer and actor processes on this machine, for `train_mp` and the command line.
+
+Workers are new interpreters (`python -m srl.runner.distribution.worker`), so a script needs no
+`__main__` guard. They get the broker's address and password by environment, never as arguments, and stop
+when their standard input closes, which also happens when this process is killed.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from srl.base.errors import WorkerError
+from srl.runner.distribution.parameters import RedisParameters
+from srl.runner.distribution.servers import actor_environment
+from srl.runner.plugins import PLUGINS_VARIABLE
+
+STOP_S = 10.0
+
+
+class LocalWorkers:
+    """One trainer and `actor_num` actors; a context manager that stops them in order at its end.
+
+    Args:
+        log_dir: where each worker's output goes, `trainer.log` and `actor-0.log`.
+        allow: modules that workers may import for own envs, algorithms and processors.
+    """
+
+    def __init__(
+        self, redis_params: RedisParameters, actor_num: int, log_dir: Path, allow: Sequence[str] = ()
+    ) -> None:
+        self._parameters = redis_params
+        self._names = ["trainer", *(f"actor-{slot}" for slot in range(actor_num))]
+        self._log_dir = log_dir
+        self._allow = allow
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs: list[IO[bytes]] = []
+
+    def __enter__(self) -> "LocalWorkers":
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        for name in self._names:
+            role = name.partition("-")[0]
+            environment = {
+                **os.environ,
+                **self._parameters.to_env(),
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                PLUGINS_VARIABLE: ",".join(self._allow),
+            }
+            if role == "actor":
+                environment |= actor_environment()
+            log = (self._log_dir / f"{name}.log").open("wb")
+            self._logs.append(log)
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "srl.runner.distribution.worker", role],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                # A signal to the terminal's group reaches us alone; we stop the workers in order.
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self._processes.values():
+            assert process.stdin is not None
+            process.stdin.close()
+        deadline_s = time.monotonic() + STOP_S
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.1, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for log in self._logs:
+            log.close()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by worker name."""
+        return {name: process.pid for name, process in self._processes.items()}
+
+    def check(self) -> None:
+        """Raise `WorkerError` with the end of its log where a worker has ended by itself."""
+        for name, process in self._processes.items():
+            code = process.poll()
+            if code is not None:
+                path = self._log_dir / f"{name}.log"
+                tail = "\n".join(path.read_text(errors="replace").splitlines()[-20:])
+                raise WorkerError(f"{name} ended with exit code {code}; the end of {path}:\n{tail}")

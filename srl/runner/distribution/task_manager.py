@@ -1,0 +1,299 @@
+"""The client's side of a task: create it, watch it, wait for it, and take its results home."""
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from srl.base.algorithm import RLConfig, Tree
+from srl.base.env import EnvConfig
+from srl.base.errors import BrokerError, WorkerError
+from srl.base.spaces import Spaces
+from srl.runner.checkpoint import save_checkpoint
+from srl.runner.distribution.broker import Broker, TaskDefinition
+from srl.runner.distribution.parameters import RedisParameters
+from srl.runner.distribution.wire import decode_tree, encode_tree
+from srl.runner.history import HistoryWriter
+from srl.runner.plugins import config_from_dict
+from srl.runner.progress import Progress
+from srl.runner.run_config import RunConfig
+from srl.runner.shutdown import stop_on_signals
+from srl.runner.status import ActorStatus, Evaluation, RunStatus, TrainerStatus
+
+if TYPE_CHECKING:
+    from srl.runner.runner import Runner
+
+logger = logging.getLogger("srl")
+
+POLL_S = 0.2
+MIN_BACKLOG_BYTES = 64 * 1024
+BACKLOG_MESSAGES = 4
+
+
+class TaskManager:
+    """One task at a broker: the one `redis_params.task_name` says, or the newest.
+
+    A client may leave at any time and another come back with this.
+
+    Raises:
+        BrokerError: the broker cannot be reached within `connect_timeout_s`, or is unsafe.
+    """
+
+    def __init__(self, redis_params: RedisParameters, task: str | None = None) -> None:
+        redis_params.wait_until_reachable(None)
+        self._broker = Broker(redis_params)
+        self._task = task if task is not None else self._broker.find_task(redis_params.task_name)
+
+    @property
+    def task(self) -> str:
+        """The task's id; `BrokerError` where there is none."""
+        if self._task is None:
+            name = self._broker.parameters.task_name
+            wanted = f"no task called {name!r}" if name else "no task"
+            raise BrokerError(f"{wanted} at {self._broker.parameters.address}; create one with train_distribution_start")
+        return self._task
+
+    def tasks(self) -> list[RunStatus]:
+        """Return the status of every task at the broker, oldest first."""
+        return [self._status(task) for task in self._broker.tasks()]
+
+    def get_status(self) -> RunStatus:
+        """Return the task's status now."""
+        return self._status(self.task)
+
+    def cancel(self) -> bool:
+        """End the task; its workers stop within seconds. Returns whether it was unfinished."""
+        return self._broker.finish(self.task, "cancelled")
+
+    def read_parameter(self) -> Tree | None:
+        """Return the newest published parameters, `None` before the first."""
+        _, blob = self._broker.parameters_blob(self.task)
+        return None if blob is None else decode_tree(blob)[0]
+
+    def create_runner(self) -> "Runner | None":
+        """Return a runner with the task's env, config and newest learned state; `None` where there is no task."""
+        from srl.runner.runner import Runner
+
+        if self._task is None:
+            return None
+        definition = self._broker.definition(self._task)
+        runner = Runner(
+            EnvConfig.from_dict(definition.env), config_from_dict(definition.rl), seed=definition.run["seed"]
+        )
+        self.load_into(runner)
+        return runner
+
+    def load_into(self, runner: "Runner") -> None:
+        """Give a runner what the task has learned so far."""
+        _, blob = self._broker.checkpoint_blob(self.task)
+        if blob is not None:
+            tree, metadata = decode_tree(blob)
+            runner.restore(tree["learner"], json.loads(metadata["state"]))
+        version, parameters = self._broker.parameters_blob(self.task)
+        if parameters is not None and self.get_status().train_count > runner.train_count:
+            runner.set_parameters(decode_tree(parameters)[0])
+
+    def train_wait(
+        self,
+        *,
+        checkpoint_save_dir: str | Path | None = None,
+        history_save_dir: str | Path | None = None,
+        timeout: float | None = None,
+        progress: bool = True,
+        stop: threading.Event | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> RunStatus:
+        """Wait until the task is over, with progress; returns its last status.
+
+        Args:
+            checkpoint_save_dir: where the task's checkpoints are kept as they come.
+            history_save_dir: where its history is appended.
+            timeout: seconds after which this stops waiting; the task goes on.
+            progress: whether to show progress (log lines, or a live table on a terminal).
+            stop: ends the wait when set, like SIGINT and SIGTERM do.
+            check: called at each look; what it raises ends the wait.
+
+        Raises:
+            WorkerError: the task failed; the message has the worker's traceback.
+        """
+        task, deadline_s = self.task, None if timeout is None else time.monotonic() + timeout
+        takers: list[_Taker] = [_ErrorLog(self._broker, task)]
+        if checkpoint_save_dir is not None:
+            takers.append(_CheckpointTaker(self._broker, task, Path(checkpoint_save_dir)))
+        if history_save_dir is not None:
+            takers.append(_HistoryTaker(self._broker, task, Path(history_save_dir)))
+        address = self._broker.parameters.address
+        with stop_on_signals() as signalled, Progress(enabled=progress, address=address) as shown:
+            while True:
+                snapshot = self._broker.snapshot(task)
+                status = _run_status(task, snapshot)
+                for taker in takers:
+                    taker.take(snapshot)
+                shown.update(status)
+                late = deadline_s is not None and time.monotonic() >= deadline_s
+                if status.finished or late or signalled.is_set() or (stop is not None and stop.is_set()):
+                    break
+                if check is not None:
+                    check()
+                signalled.wait(POLL_S)
+        for taker in takers:
+            taker.close()
+        if signalled.is_set():
+            logger.info("stopped waiting; task %s goes on (srl watch, srl cancel)", task)
+        signalled.raise_if_signalled()
+        if status.state == "failed":
+            raise WorkerError(f"task {task} failed: {status.error}")
+        return status
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._broker.close()
+
+    def _status(self, task: str) -> RunStatus:
+        return _run_status(task, self._broker.snapshot(task))
+
+
+Learned = tuple[int, Tree, Tree, dict[str, Any]]
+"""Train count, parameters, learner state and trainer state that a task starts from."""
+
+
+def create_task(
+    redis_params: RedisParameters,
+    env_config: EnvConfig,
+    rl_config: RLConfig,
+    run_config: RunConfig,
+    spaces: Spaces,
+    learned: Learned | None,
+) -> TaskManager:
+    """Queue a task and return its manager; raises `BrokerError` as `TaskManager` does."""
+    redis_params.wait_until_reachable(None)
+    checkpoint, start = b"", 0
+    if learned is not None:
+        start, parameters, learner_state, trainer_state = learned
+        tree = {"parameters": parameters, "learner": learner_state}
+        checkpoint = encode_tree(tree, {"train_count": start, "state": json.dumps(trainer_state)})
+    definition = TaskDefinition(
+        env=env_config.to_dict(),
+        spaces=spaces.to_dict(),
+        rl=rl_config.to_dict(),
+        run=run_config.to_dict(),
+        start_train_count=start,
+    )
+    # Enough for every actor to have a few messages under way, and little enough to stay fresh.
+    step_bytes = np.dtype(spaces.observation.dtype).itemsize * math.prod(spaces.observation.shape) + 16
+    message_bytes = max(256, run_config.num_envs * rl_config.effective_segment_length) * step_bytes
+    broker = Broker(redis_params)
+    limit = max(MIN_BACKLOG_BYTES, BACKLOG_MESSAGES * run_config.actor_num * message_bytes)
+    task = broker.create_task(redis_params.task_name, definition, limit, checkpoint)
+    broker.close()
+    return TaskManager(redis_params, task)
+
+
+class _Taker:
+    """Takes one kind of thing from the broker whenever there is something new."""
+
+    def __init__(self, broker: Broker, task: str) -> None:
+        self._broker = broker
+        self._task = task
+
+    def take(self, snapshot: Mapping[str, Any]) -> None:
+        """Take what is new."""
+
+    def close(self) -> None:
+        """Finish files."""
+
+
+class _ErrorLog(_Taker):
+    def __init__(self, broker: Broker, task: str) -> None:
+        super().__init__(broker, task)
+        self._last = "0"
+
+    def take(self, snapshot: Mapping[str, Any]) -> None:
+        for number, worker, message in self._broker.errors(self._task, self._last):
+            self._last = number
+            logger.error("%s: %s", worker, message)
+
+
+class _HistoryTaker(_Taker):
+    def __init__(self, broker: Broker, task: str, directory: Path) -> None:
+        super().__init__(broker, task)
+        self._writer = HistoryWriter(directory)
+
+    def take(self, snapshot: Mapping[str, Any]) -> None:
+        for row in self._broker.history(self._task, self._writer.last_id or "0"):
+            self._writer.append(row)
+
+    def close(self) -> None:
+        self.take({})
+        self._writer.close()
+
+
+class _CheckpointTaker(_Taker):
+    def __init__(self, broker: Broker, task: str, directory: Path) -> None:
+        super().__init__(broker, task)
+        self._directory = directory
+        self._definition = broker.definition(task)
+        self._saved = 0
+
+    def take(self, snapshot: Mapping[str, Any]) -> None:
+        if snapshot["checkpoint"] == self._saved:
+            return
+        self._saved, blob = self._broker.checkpoint_blob(self._task)
+        if blob is not None:
+            tree, metadata = decode_tree(blob)
+            save_checkpoint(
+                self._directory,
+                train_count=metadata["train_count"],
+                parameters=tree["parameters"],
+                learner_state=tree["learner"],
+                state=json.loads(metadata["state"]),
+                config={"env": self._definition.env, "rl": self._definition.rl},
+            )
+
+
+def _run_status(task: str, snapshot: Mapping[str, Any]) -> RunStatus:
+    fields, now_ms = snapshot["fields"], snapshot["now_ms"]
+    progress = json.loads(fields.get("progress", "{}"))
+    started_ms = int(fields.get("started_ms", now_ms))
+    elapsed_s = max(0, int(fields.get("finished_ms", now_ms)) - started_ms) / 1000
+    trainer, actors = None, []
+    for name, (beat_ms, text) in snapshot["workers"].items():
+        age_s = max(0, now_ms - beat_ms) / 1000
+        if name == "trainer":
+            trainer = msgspec.structs.replace(msgspec.json.decode(text, type=TrainerStatus), heartbeat_age_s=age_s)
+        else:
+            actors.append(msgspec.structs.replace(msgspec.json.decode(text, type=ActorStatus), heartbeat_age_s=age_s))
+    evaluation = fields.get("evaluation")
+    train_count, target = int(fields.get("train_count", 0)), int(fields.get("target_train_count") or 0)
+    times_left_s = []
+    if target and trainer is not None and trainer.updates_per_s > 0:
+        times_left_s.append((target - train_count) / trainer.updates_per_s)
+    if fields.get("timeout_s"):
+        times_left_s.append(float(fields["timeout_s"]) - elapsed_s)
+    return RunStatus(
+        task=task,
+        state=fields.get("state", "cancelled"),  # type: ignore[arg-type]
+        elapsed_s=elapsed_s,
+        remaining_s=max(0.0, min(times_left_s)) if times_left_s else None,
+        train_count=train_count,
+        max_train_count=target or None,
+        env_steps=progress.get("env_steps", 0),
+        actor_num=int(fields.get("actor_num", 1)),
+        evaluation=msgspec.json.decode(evaluation, type=Evaluation) if evaluation else None,
+        memory_size=progress.get("memory_size", 0),
+        memory_capacity=progress.get("memory_capacity", 0),
+        backlog_bytes=snapshot["backlog_bytes"],
+        backlog_limit_bytes=int(fields.get("backlog_limit", 0)),
+        parameter_version=snapshot["version"],
+        trainer=trainer,
+        actors=tuple(sorted(actors, key=lambda actor: actor.slot)),
+        error=fields.get("error") or None,
+    )
+

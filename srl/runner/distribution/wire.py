@@ -1,0 +1,425 @@
+"""Messages between actors, trainer and client: typed headers and raw array buffers, never code.
+
+The broker layer encodes experience and parameter trees with this and decodes what others sent. Decoding
+trusts nothing: every size is checked before anything is allocated, and all that is wrong is a `ProtocolError`.
+
+A message, little-endian: magic (4 bytes), protocol version (2), kind (2), header length (4), CRC-32 of all
+other bytes (4), the header (msgpack), zeros up to a multiple of 8, then arrays, each column starting at a
+multiple of 8.
+"""
+
+import itertools
+import math
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from srl.base.algorithm import Tree
+from srl.base.errors import ProtocolError
+from srl.base.segment import End, Segment
+
+PROTOCOL_VERSION = 1
+"""Goes up with every change that an older reader would misread."""
+
+MAX_MESSAGE_BYTES = 512 * 2**20
+"""The largest value that a Redis server takes."""
+MAX_RANK = 8
+MAX_DEPTH = 32
+MAX_NAME_LENGTH = 256
+MAX_TEXT_LENGTH = 2**20
+MAX_ITEMS = 2**16
+"""Most segments, episodes or leaves in one message."""
+
+Scalar: TypeAlias = str | int | float | bool | None
+
+_MAGIC = b"SRL\xa7"
+_PREFIX = struct.Struct("<4sHHI")
+_CHECKSUM = struct.Struct("<I")
+_BODY = _PREFIX.size + _CHECKSUM.size
+_ALIGNMENT = 8
+_EXPERIENCE, _TREE = 1, 2
+_KINDS = {_EXPERIENCE: "experience", _TREE: "a tree"}
+
+_DTypeName = Literal[
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"
+]
+_DTYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in _DTypeName.__args__  # type: ignore[attr-defined]
+}
+_NAMES: dict[np.dtype[Any], _DTypeName] = {dtype: name for name, dtype in _DTYPES.items()}  # type: ignore[misc]
+_FLOAT32 = _DTYPES["float32"]
+
+_Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Dimension = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Name = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
+_Text = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH)]
+
+
+@dataclass(frozen=True, eq=False)
+class Experience:
+    """What an actor sends at once.
+
+    Attributes:
+        actor: unique id of the actor process.
+        sequence: number of this message within its actor; with `actor` it tells a message sent twice.
+        env_steps: env steps that this message counts and no other does.
+        episode_rewards, episode_lengths: of the episodes that ended since the last message, as the env gave them.
+    """
+
+    actor: str
+    sequence: int
+    segments: Sequence[Segment]
+    env_steps: int = 0
+    episode_rewards: Sequence[float] = field(default_factory=list)
+    episode_lengths: Sequence[int] = field(default_factory=list)
+
+
+class _Struct(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+class _Layout(_Struct):
+    """An array: `shape` is whole for a leaf of a tree, without the first dimension for a column of a block."""
+
+    dtype: _DTypeName
+    shape: Annotated[tuple[_Dimension, ...], Meta(max_length=MAX_RANK)]
+
+
+class _SegmentHeader(_Struct):
+    frames: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    end: End
+    context: _Natural
+    lane: _Natural
+    sequence: _Natural
+    version: Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+    priorities: _Dimension
+
+
+class _Block(_Struct):
+    """Consecutive segments whose arrays differ in length only; each kind of array is one column of bytes."""
+
+    frames: _Layout
+    actions: _Layout
+    has_priorities: bool
+    extras: Annotated[dict[_Name, _Layout], Meta(max_length=64)]
+    segments: Annotated[list[_SegmentHeader], Meta(min_length=1, max_length=MAX_ITEMS)]
+
+
+class _ExperienceHeader(_Struct):
+    actor: _Name
+    sequence: _Natural
+    env_steps: _Natural
+    episode_rewards: Annotated[list[float], Meta(max_length=MAX_ITEMS)]
+    episode_lengths: Annotated[list[_Natural], Meta(max_length=MAX_ITEMS)]
+    blocks: Annotated[list[_Block], Meta(max_length=MAX_ITEMS)]
+
+
+class _Leaf(_Struct):
+    """`value` is an array's layout, a scalar, `{"int": hexadecimal}` for more than 64 bits, or `{}`, an empty dict."""
+
+    path: Annotated[list[_Name], Meta(min_length=1, max_length=MAX_DEPTH)]
+    value: (
+        _Layout
+        | _Text
+        | int
+        | float
+        | bool
+        | dict[Literal["int"], Annotated[str, Meta(pattern="^-?[0-9a-f]{1,2048}$")]]
+        | None
+    )
+
+
+class _TreeHeader(_Struct):
+    metadata: Annotated[dict[_Name, _Text | int | float | bool | None], Meta(max_length=1024)]
+    leaves: Annotated[list[_Leaf], Meta(max_length=MAX_ITEMS)]
+
+
+_H = TypeVar("_H", _ExperienceHeader, _TreeHeader)
+_ENCODER = msgspec.msgpack.Encoder()
+_EXPERIENCE_DECODER = msgspec.msgpack.Decoder(_ExperienceHeader)
+_TREE_DECODER = msgspec.msgpack.Decoder(_TreeHeader)
+
+
+def encode_experience(experience: Experience) -> bytes:
+    """Return a message; segments may differ in their spaces, but few kinds in a row are quickest.
+
+    Raises `ProtocolError` where an array cannot be sent (its dtype, or lengths that do not agree).
+    """
+    body = _Body()
+    blocks = []
+    for _, run in itertools.groupby(experience.segments, _segment_key):
+        segments = list(run)
+        first = segments[0]
+        headers = [_segment_header(segment) for segment in segments]
+        frames = body.column("frames", [segment.frames for segment in segments])
+        actions = body.column("actions", [segment.actions for segment in segments])
+        body.column("rewards", [np.asarray(segment.rewards, _FLOAT32) for segment in segments])
+        priorities = [np.asarray(s.priorities, _FLOAT32) for s in segments if s.priorities is not None]
+        if priorities:
+            body.column("priorities", priorities)
+        extras = {
+            name: body.column(f"extras[{name!r}]", [segment.extras[name] for segment in segments])
+            for name in first.extras
+        }
+        blocks.append(_Block(frames, actions, bool(priorities), extras, headers))
+    header = _ExperienceHeader(
+        experience.actor,
+        int(experience.sequence),
+        int(experience.env_steps),
+        [float(reward) for reward in experience.episode_rewards],
+        [int(length) for length in experience.episode_lengths],
+        blocks,
+    )
+    return _message(_EXPERIENCE, header, _EXPERIENCE_DECODER, body)
+
+
+def decode_experience(data: bytes | memoryview) -> Experience:
+    """Return what `encode_experience` was given; arrays are read-only views of `data`."""
+    header, body = _open(data, _EXPERIENCE, _EXPERIENCE_DECODER)
+    segments: list[Segment] = []
+    for block in header.blocks:
+        for segment in block.segments:
+            steps = segment.frames - 1
+            if segment.context > steps or segment.priorities > (steps if block.has_priorities else 0):
+                raise ProtocolError(
+                    f"a segment of {steps} steps claims {segment.context} context frames and "
+                    f"{segment.priorities} priorities"
+                )
+        counts = [segment.frames for segment in block.segments]
+        step_counts = [count - 1 for count in counts]
+        frames = body.split(block.frames, counts)
+        actions = body.split(block.actions, step_counts)
+        rewards = body.split(_Layout("float32", ()), step_counts)
+        priorities: list[Any] = [None] * len(counts)
+        if block.has_priorities:
+            priorities = body.split(_Layout("float32", ()), [segment.priorities for segment in block.segments])
+        extras = {name: body.split(layout, step_counts) for name, layout in block.extras.items()}
+        segments.extend(
+            Segment(
+                frames[i], actions[i], rewards[i], item.end, item.context, item.lane, item.sequence, item.version,
+                priorities[i], {name: column[i] for name, column in extras.items()},
+            )
+            for i, item in enumerate(block.segments)
+        )  # fmt: skip
+    body.finish()
+    return Experience(
+        header.actor, header.sequence, segments, header.env_steps, header.episode_rewards, header.episode_lengths
+    )
+
+
+def encode_tree(tree: Tree, metadata: Mapping[str, Scalar]) -> bytes:
+    """Return a message of a tree (parameters, a learner's state) and some facts about it.
+
+    Leaves are arrays of numbers or bool (anything numpy takes; numpy scalars become arrays without
+    dimensions) and Python `int`, `float`, `str`, `bool` and `None`. Raises `ProtocolError` naming any other leaf.
+    """
+    body = _Body()
+    leaves = [_Leaf(path, _leaf(body, path, value)) for path, value in _flatten(tree, [])]
+    return _message(_TREE, _TreeHeader(dict(metadata), leaves), _TREE_DECODER, body)
+
+
+def decode_tree(data: bytes | memoryview) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the tree and the metadata of an `encode_tree` message; arrays are read-only views of `data`."""
+    header, body = _open(data, _TREE, _TREE_DECODER)
+    tree: dict[str, Any] = {}
+    for leaf in header.leaves:
+        *parents, last = leaf.path
+        node: Any = tree
+        for name in parents:
+            node = node.setdefault(name, {})
+            if not isinstance(node, dict):
+                break
+        if not isinstance(node, dict) or last in node:
+            raise ProtocolError(f"the tree has {'/'.join(leaf.path)!r} twice, or something below a leaf")
+        value: Any = leaf.value
+        if isinstance(value, _Layout):
+            value = body.take(value.dtype, value.shape)
+        elif isinstance(value, dict) and value:
+            value = int(value["int"], 16)
+        node[last] = value
+    body.finish()
+    return tree, header.metadata
+
+
+def _segment_key(segment: Segment) -> tuple[Any, ...]:
+    frames, actions = segment.frames, segment.actions
+    extras = tuple((name, array.dtype, array.shape[1:]) for name, array in segment.extras.items())
+    return frames.dtype, frames.shape[1:], actions.dtype, actions.shape[1:], segment.priorities is None, extras
+
+
+def _segment_header(segment: Segment) -> _SegmentHeader:
+    steps = len(segment.frames) - 1
+    for what, array in (("actions", segment.actions), ("rewards", segment.rewards), *segment.extras.items()):
+        if len(array) != steps:
+            raise ProtocolError(f"a segment has {steps + 1} frames, but {len(array)} {what} instead of {steps}")
+    if segment.rewards.ndim != 1 or (segment.priorities is not None and segment.priorities.ndim != 1):
+        raise ProtocolError("a segment's rewards and priorities must have one dimension")
+    return _SegmentHeader(
+        steps + 1, End(segment.end), int(segment.context), int(segment.lane), int(segment.sequence),
+        int(segment.version), 0 if segment.priorities is None else len(segment.priorities),
+    )  # fmt: skip
+
+
+def _flatten(tree: Mapping[str, Any], path: list[str]) -> Iterator[tuple[list[str], Any]]:
+    if len(path) >= MAX_DEPTH:
+        raise ProtocolError(f"the tree is deeper than {MAX_DEPTH} at {'/'.join(path)!r}")
+    for key, value in tree.items():
+        below = [*path, _name(key)]
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, below)
+        else:
+            yield below, value
+
+
+def _leaf(body: "_Body", path: list[str], value: Any) -> Any:
+    if isinstance(value, np.generic):  # np.float64 is a float too
+        return body.array("/".join(path), np.asarray(value))
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int):
+        if -(2**63) <= value < 2**64:
+            return value
+        return {"int": f"{value:x}"}
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {}
+    if hasattr(value, "__array__"):
+        return body.array("/".join(path), np.asarray(value))
+    raise ProtocolError(f"the tree's leaf {'/'.join(path)!r} cannot be sent: {type(value).__name__} {value!r:.80}")
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
+        raise ProtocolError(f"names are text of at most {MAX_NAME_LENGTH} characters, not {name!r:.80}")
+    return name
+
+
+class _Body:
+    """The arrays of a message that is being written."""
+
+    def __init__(self) -> None:
+        self.parts: list[Any] = []
+        self.size = 0
+
+    def column(self, what: str, arrays: list[np.ndarray]) -> _Layout:
+        """Append arrays that differ in their first dimension only."""
+        first = arrays[0]
+        layout = self._layout(what, first.dtype, first.shape[1:])
+        self._append(layout, arrays)
+        return layout
+
+    def array(self, what: str, array: np.ndarray) -> _Layout:
+        """Append one array."""
+        layout = self._layout(what, array.dtype, array.shape)
+        self._append(layout, [array])
+        return layout
+
+    def _layout(self, what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Layout:
+        name = _NAMES.get(dtype) or _NAMES.get(dtype.newbyteorder("<"))
+        if name is None:
+            raise ProtocolError(f"{what} has dtype {dtype}, which is not sent; cast it to one of {', '.join(_DTYPES)}")
+        if len(shape) > MAX_RANK:
+            raise ProtocolError(f"{what} has {len(shape)} dimensions, at most {MAX_RANK} are sent")
+        return _Layout(name, shape)
+
+    def _append(self, layout: _Layout, arrays: list[np.ndarray]) -> None:
+        dtype = _DTYPES[layout.dtype]
+        padding = -self.size % _ALIGNMENT
+        if padding:
+            self.parts.append(bytes(padding))
+        # asarray keeps 0-d arrays as they are, which ascontiguousarray does not.
+        contiguous = [np.asarray(array, dtype, order="C") for array in arrays]
+        self.parts.extend(array for array in contiguous if array.size)
+        self.size += padding + sum(array.nbytes for array in contiguous)
+
+
+class _Arrays:
+    """The arrays of a message that is being read, in the order they were written."""
+
+    def __init__(self, data: bytes | memoryview, offset: int) -> None:
+        self._data = data
+        self._offset = offset + -offset % _ALIGNMENT
+
+    def split(self, layout: _Layout, counts: list[int]) -> list[np.ndarray]:
+        """Take a column and return one view for each count of rows."""
+        column = self.take(layout.dtype, (sum(counts), *layout.shape))
+        ends = list(itertools.accumulate(counts))
+        return [column[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+    def take(self, dtype_name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Take the next array."""
+        dtype = _DTYPES[dtype_name]
+        # Empty dimensions count as one here: numpy refuses shapes whose other dimensions overflow.
+        if dtype.itemsize * math.prod(length or 1 for length in shape) > MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"an array of shape {shape} and dtype {dtype_name} is above the limit")
+        start = self._offset + -self._offset % _ALIGNMENT
+        end = start + dtype.itemsize * math.prod(shape)
+        if end > len(self._data):
+            raise ProtocolError(f"the message ends inside an array of shape {shape} and dtype {dtype_name}")
+        self._offset = end
+        if dtype.kind == "b":
+            raw = np.ndarray(shape, np.uint8, self._data, start)
+            if raw.size and raw.max() > 1:
+                raise ProtocolError("an array of bool holds values that are neither 0 nor 1")
+            array: np.ndarray = raw.view(np.bool_)
+        else:
+            array = np.ndarray(shape, dtype, self._data, start)
+        array.flags.writeable = False
+        return array
+
+    def finish(self) -> None:
+        """Check that nothing is left over."""
+        if self._offset != len(self._data):
+            raise ProtocolError(f"the message has {len(self._data)} bytes, but its arrays end at {self._offset}")
+
+
+def _message(kind: int, header: msgspec.Struct, decoder: "msgspec.msgpack.Decoder[Any]", body: _Body) -> bytes:
+    try:
+        encoded = _ENCODER.encode(header)
+        decoder.decode(encoded)  # Limits must show here, not with the receiver; this takes microseconds.
+    except (msgspec.MsgspecError, OverflowError, TypeError, UnicodeEncodeError) as error:
+        raise ProtocolError(f"the message cannot be written: {error}") from error
+    padding = -(_BODY + len(encoded)) % _ALIGNMENT
+    size = _BODY + len(encoded) + padding + body.size
+    if size > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a message of {size} bytes is above the limit of {MAX_MESSAGE_BYTES}; send less at once")
+    prefix = _PREFIX.pack(_MAGIC, PROTOCOL_VERSION, kind, len(encoded))
+    checksum = zlib.crc32(prefix)
+    parts = [encoded, bytes(padding), *body.parts]
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return b"".join([prefix, _CHECKSUM.pack(checksum), *parts])
+
+
+def _open(data: bytes | memoryview, kind: int, decoder: "msgspec.msgpack.Decoder[_H]") -> tuple[_H, _Arrays]:
+    """Check a message's frame and header."""
+    if not _BODY <= len(data) <= MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a message of {len(data)} bytes: it was cut short or is no message of SRL")
+    magic, version, found, length = _PREFIX.unpack_from(data)
+    if magic != _MAGIC:
+        raise ProtocolError("not a message of SRL: something else writes to this broker's keys")
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"the message has protocol version {version}, this process speaks version {PROTOCOL_VERSION}; "
+            "run the same version of SRL everywhere"
+        )
+    view = memoryview(data)
+    if zlib.crc32(view[_BODY:], zlib.crc32(view[: _PREFIX.size])) != _CHECKSUM.unpack_from(data, _PREFIX.size)[0]:
+        raise ProtocolError("the message is damaged: its checksum does not fit its contents")
+    if found != kind:
+        raise ProtocolError(f"the message is {_KINDS.get(found, f'of kind {found}')}, not {_KINDS[kind]}")
+    if length > len(data) - _BODY:
+        raise ProtocolError(f"the message ends inside its header of {length} bytes")
+    try:
+        header = decoder.decode(view[_BODY : _BODY + length])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"the message's header is wrong: {error}") from error
+    return header, _Arrays(data, _BODY + length)

@@ -1,0 +1,28 @@
+"""A worker process of `LocalWorkers`: `python -m srl.runner.distribution.worker trainer|actor`."""
+
+import logging
+import os
+import sys
+import threading
+
+from srl.runner.distribution.parameters import RedisParameters
+from srl.runner.distribution.servers import actor_run_forever, trainer_run_forever
+
+
+def main() -> None:
+    """Serve the broker that the environment names until standard input closes."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    stop = threading.Event()
+    threading.Thread(target=_stop_with_parent, args=(stop,), name="srl-parent", daemon=True).start()
+    serve = {"trainer": trainer_run_forever, "actor": actor_run_forever}[sys.argv[1]]
+    serve(RedisParameters(), None, stop=stop)
+
+
+def _stop_with_parent(stop: threading.Event) -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        continue
+    stop.set()
+
+
+if __name__ == "__main__":
+    main()

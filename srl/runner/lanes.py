@@ -1,0 +1,125 @@
+"""Lanes: several copies of one env stepped together, with one rule for episode ends.
+
+Gymnasium's vector envs reset in three ways (next step, same step, not at all). `Lanes` hides which:
+every step returns the real last frame of an episode, and separately the first frame of the next one.
+Actors and evaluators step envs only through this.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from srl.base.algorithm import RLConfig
+from srl.base.env import EPISODE_STATS, AgentEnv, EnvConfig, make_agent_env
+from srl.base.spaces import Spaces
+
+
+@dataclass(frozen=True)
+class LaneStep:
+    """One step of `B` lanes.
+
+    Attributes:
+        active: `[B]` bool; false where the vector env used this step to reset the lane, so that nothing
+            else here means anything for it.
+        frames: `[B, *shape]` where each step arrived, at an episode's end its real last frame.
+        rewards: `[B]` float32. terminated, truncated: `[B]` bool.
+        started: `[B]` bool; lanes that begin an episode now, with `first_frames`.
+        first_frames: `[B, *shape]`.
+        episode_rewards, episode_lengths: of true episodes that ended, as the env itself rewarded them.
+        episode_lanes: the lanes these belong to.
+    """
+
+    active: np.ndarray
+    frames: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    started: np.ndarray
+    first_frames: np.ndarray
+    episode_rewards: Sequence[float]
+    episode_lengths: Sequence[int]
+    episode_lanes: Sequence[int]
+
+
+class Lanes:
+    """A vector env of agent envs; any of Gymnasium's autoreset modes will do."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], spaces: Spaces) -> None:
+        self._env = env
+        self.spaces = spaces
+        self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self._resetting = np.zeros(env.num_envs, np.bool_)
+
+    def __len__(self) -> int:
+        return int(self._env.num_envs)
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Start an episode in every lane and return the first frames `[B, *shape]`."""
+        frames, _ = self._env.reset(seed=list(seeds))
+        self._resetting[:] = False
+        return np.asarray(frames)
+
+    def step(self, actions: np.ndarray) -> LaneStep:
+        """Step all lanes with `actions[B, ...]`."""
+        active = ~self._resetting
+        frames, rewards, terminated, truncated, info = self._env.step(actions)
+        terminated, truncated = terminated & active, truncated & active
+        ended = terminated | truncated
+        first_frames, started = frames, ended
+        statistics = info
+        if self._mode is AutoresetMode.NEXT_STEP:
+            started = self._resetting
+            self._resetting = ended
+        elif ended.any() and self._mode is AutoresetMode.SAME_STEP:
+            frames = frames.copy()
+            frames[ended] = np.stack(list(info["final_obs"][ended]))
+            statistics = info["final_info"]
+        elif ended.any():
+            first_frames, _ = self._env.reset(options={"reset_mask": ended})
+        finished = np.flatnonzero(statistics.get(f"_{EPISODE_STATS}", ()))
+        totals = statistics.get(EPISODE_STATS)
+        return LaneStep(
+            active=active,
+            frames=frames,
+            rewards=rewards.astype(np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            started=started,
+            first_frames=first_frames,
+            episode_rewards=[float(totals["r"][lane]) for lane in finished],
+            episode_lengths=[int(totals["l"][lane]) for lane in finished],
+            episode_lanes=[int(lane) for lane in finished],
+        )
+
+    def close(self) -> None:
+        """Close the envs."""
+        self._env.close()
+
+
+def make_lanes(env_config: EnvConfig, rl_config: RLConfig, lanes: Sequence[int]) -> Lanes:
+    """Make one env a lane number, stepped in this process; raises what `make_agent_env` raises."""
+    return join_lanes([make_agent_env(env_config, rl_config, lane=lane) for lane in lanes])
+
+
+def join_lanes(envs: Sequence[AgentEnv]) -> Lanes:
+    """Return lanes over envs that were made already."""
+    factories = [lambda env=env: env for env in envs]
+    return Lanes(SyncVectorEnv(factories, autoreset_mode=AutoresetMode.DISABLED), envs[0].spaces)
+
+
+class Stacks:
+    """The last `window_length` frames of each lane, oldest first, as `[B, window_length, *shape]`."""
+
+    def __init__(self, frames: np.ndarray, window_length: int) -> None:
+        self.array = np.repeat(frames[:, None], window_length, axis=1)
+
+    def push(self, step: LaneStep) -> None:
+        """Add a step's frames; a new episode starts with its first frame repeated."""
+        if self.array.shape[1] > 1:
+            self.array[:, :-1] = self.array[:, 1:]
+        self.array[:, -1] = step.frames
+        if step.started.any():
+            self.array[step.started] = step.first_frames[step.started, None]

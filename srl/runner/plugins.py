@@ -1,0 +1,48 @@
+"""Find algorithms and processors by the names a task or a user gives.
+
+What a process may import beyond the built-ins is said where it starts (`allow`), never by a message.
+"""
+
+import difflib
+import importlib
+import os
+import pkgutil
+from collections.abc import Iterable
+from typing import Any
+
+from srl.base.algorithm import ALGORITHMS, RLConfig
+from srl.base.errors import ConfigError
+
+PLUGINS_VARIABLE = "SRL_ALLOW_PLUGINS"
+"""Environment variable with module names, separated by commas, that a worker imports at its start."""
+
+
+def load_plugins(allow: Iterable[str] = ()) -> None:
+    """Import the built-in algorithms and processors, and the modules allowed by the caller and environment."""
+    for package_name in ("srl.algorithms", "srl.rl.processors"):
+        package = importlib.import_module(package_name)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package_name}.{module.name}")
+    named = [name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",")]
+    for name in [*allow, *named]:
+        if name:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                raise ConfigError(f"the allowed module {name!r} cannot be imported here: {error}") from error
+
+
+def find_algorithm(name: str) -> type[RLConfig]:
+    """Return the config class of an algorithm; the error names what there is."""
+    load_plugins()
+    if name not in ALGORITHMS:
+        near = difflib.get_close_matches(name, ALGORITHMS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(sorted(ALGORITHMS))}"
+        raise ConfigError(f"no algorithm is called {name!r}; {hint}")
+    return ALGORITHMS[name]
+
+
+def config_from_dict(data: dict[str, Any]) -> RLConfig:
+    """Rebuild an algorithm's config from `RLConfig.to_dict`'s data."""
+    fields = dict(data)
+    return find_algorithm(fields.pop("algorithm", "")).from_dict(fields)

@@ -1,0 +1,50 @@
+"""Stopping in order: SIGINT and SIGTERM set an event that every loop watches.
+
+A second signal does what it would have done without us, so nobody is ever stuck.
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+
+class StopEvent(threading.Event):
+    """An event that knows which signal set it, if one did."""
+
+    signal_number: int | None = None
+
+    def raise_if_signalled(self) -> None:
+        """End the program as the signal would have, now that everything is saved."""
+        if self.signal_number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.signal_number is not None:
+            raise SystemExit(128 + self.signal_number)
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[StopEvent]:
+    """Give an event that SIGINT and SIGTERM set; outside the main thread it is only an event."""
+    stop = StopEvent()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.signal_number = number
+        stop.set()
+        restore()
+
+    for number in numbers:
+        signal.signal(number, handle)
+    try:
+        yield stop
+    finally:
+        restore()

@@ -1,0 +1,113 @@
+"""The trainer: memory, learner and rate limiter.
+
+In one process `Runner.train` calls it beside the actor; on a broker `TrainerServer` does, inserting from
+one thread and learning in another.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from srl.base.algorithm import Learner, Memory, RLConfig, Tree
+from srl.base.segment import Segment
+from srl.runner.rate_limiter import RateLimiter
+
+
+class Trainer:
+    """Learns from segments. `insert` and `learn` may be called from two different threads.
+
+    Args:
+        distributed: whether actors run apart, so that the learner may run below the asked ratio.
+    """
+
+    def __init__(self, config: RLConfig, learner: Learner, memory: Memory, *, distributed: bool) -> None:
+        self.learner = learner
+        self.memory = memory
+        self.dispatch = memory.updates_per_dispatch
+        """Updates that are done at once."""
+        ratio = config.samples_per_insert
+        tolerance = None
+        if ratio is not None and distributed:
+            # Room for a dispatch and for what arrives at once, so that neither side works in single steps.
+            per_dispatch = self.dispatch * self.memory.batch_size / ratio
+            tolerance = int(2 * per_dispatch) + 2 * config.effective_segment_length
+        self.limiter = RateLimiter(
+            self.memory.warmup_size,
+            self.memory.batch_size,
+            # By default one update an env step: never more, however slow the actors are.
+            float(self.memory.batch_size) if ratio is None else ratio,
+            tolerance,
+        )
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._metrics: dict[str, list[float]] = {}
+
+    @property
+    def train_count(self) -> int:
+        """Updates done in the whole run."""
+        return self.learner.train_count
+
+    @property
+    def parameters(self) -> Tree:
+        """The learner's parameters now; the tree does not change when learning goes on."""
+        return self.learner.parameters
+
+    def insert(self, segments: Sequence[Segment], env_steps: int | None = None) -> int:
+        """Store segments and return how many transitions they added.
+
+        `env_steps` are counted for the update ratio in place of these transitions: in one process steps are
+        counted as they happen, although their segments come later.
+        """
+        with self._changed:
+            added = self.memory.insert(segments) if segments else 0
+            self.limiter.inserted(added if env_steps is None else env_steps, len(self.memory))
+            self._changed.notify_all()
+        return added
+
+    def wait_until_insertable(self, timeout_s: float) -> bool:
+        """Wait while inserting must wait for the learner; returns whether it may go on."""
+        with self._changed:
+            return self._changed.wait_for(self.limiter.may_insert, timeout_s)
+
+    def wait_until_due(self, limit: int, timeout_s: float) -> int:
+        """Wait until a whole dispatch (or `limit` updates, if that is less) is due; returns how many are."""
+        wanted = min(limit, self.dispatch)
+        with self._changed:
+            ready = self._changed.wait_for(lambda: self.limiter.updates_due(wanted) >= wanted, timeout_s)
+            return wanted if ready else 0
+
+    def due(self, limit: int) -> int:
+        """Return how many updates, at most one dispatch, are due now."""
+        return self.limiter.updates_due(min(limit, self.dispatch))
+
+    def learn(self, updates: int) -> None:
+        """Do `updates` updates in one dispatch."""
+        with self._lock:
+            sample = self.memory.sample(updates, self.learner.train_count)
+        info = self.learner.update(sample.batches)
+        with self._changed:
+            if info.priorities is not None:
+                self.memory.update_priorities(sample, info.priorities)
+            self.limiter.updated(updates)
+            for name, value in info.metrics.items():
+                self._metrics.setdefault(name, []).append(value)
+            self._changed.notify_all()
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return the mean of each metric since the last call."""
+        with self._lock:
+            metrics, self._metrics = self._metrics, {}
+        return {name: float(np.mean(values)) for name, values in metrics.items()}
+
+    def get_state(self) -> dict[str, Any]:
+        """Return everything but the learner's arrays and the memory's contents, as JSON data."""
+        with self._lock:
+            return {"memory": self.memory.get_state(), "limiter": self.limiter.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from `get_state`'s data."""
+        with self._lock:
+            self.memory.set_state(state["memory"])
+            self.limiter.set_state(state["limiter"])
