@@ -78,7 +78,8 @@ def save_parameter(path: str | Path, tree: Tree, metadata: Mapping[str, str]) ->
     except OSError as error:
         raise CheckpointError(f"parameters could not be written to {target}: {error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary.exists():
+            temporary.unlink()
 
 
 def load_parameter(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:

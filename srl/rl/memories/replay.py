@@ -67,7 +67,7 @@ class ReplayMemory:
             n_step: steps a transition spans where its segment does not end before.
             discount: discount of one step.
             updates_per_dispatch: updates that are sampled for at once.
-            segment_length: steps after which actors cut an episode; sizes the ring.
+            segment_length: steps that a segment has at most; sizes the ring.
             reward_clip: bounds of every single reward, applied when it is sampled.
             seed: of the draws.
             directory: where the memory's files are or will be; `None` keeps it in plain memory.
@@ -86,11 +86,11 @@ class ReplayMemory:
         self._n_step, self._reward_clip = n_step, reward_clip
         self._batch_size, self._updates_per_dispatch = batch_size, updates_per_dispatch
         # Whole segments leave, so a full memory is short of its capacity by up to one segment.
-        self._warmup_size = min(config.warmup_size, config.capacity - segment_length - n_step)
+        self._warmup_size = min(config.warmup_size, config.capacity - segment_length)
         if self._warmup_size < 1:
             raise ConfigError(
-                f"memory.capacity ({config.capacity}) must be above segment_length + n_step "
-                f"({segment_length} + {n_step}); raise memory.capacity or lower segment_length"
+                f"memory.capacity ({config.capacity}) must be above segment_length ({segment_length}); "
+                "raise memory.capacity or lower segment_length"
             )
         self._slots = layout.settings["slots"]
         in_files = 0 if directory is None or holds_files(directory) else layout.nbytes
@@ -476,17 +476,17 @@ def _layout(spaces: Spaces, config: MemoryConfig, n_step: int, segment_length: i
 def _slot_count(spaces: Spaces, config: MemoryConfig, n_step: int, segment_length: int) -> int:
     """Return how many frames the ring holds.
 
-    Large frames: what `capacity` transitions of long episodes need, but room for the warm-up in any case.
-    Small ones: room for episodes of one step, which have two frames a transition.
+    Large frames: what `capacity` transitions of long episodes need. Small ones: room for episodes of one step
+    too, which have two frames a transition. In any case the warm-up finds room, whatever the episodes' lengths:
+    an actor's segments never have three frames a transition on average.
     """
     repeated = overlap(spaces.window_length, n_step)
     frame_bytes = prod(spaces.observation.shape) * np.dtype(spaces.observation.dtype).itemsize
-    if frame_bytes > _LARGE_FRAME_BYTES:
-        frames = max(ceil(config.capacity * (1 + repeated / segment_length)), 2 * config.warmup_size)
-    else:
-        frames = 2 * config.capacity
+    longest = segment_length + 1
+    large = frame_bytes > _LARGE_FRAME_BYTES and longest > 2 * repeated
+    frames = ceil(config.capacity * longest / (longest - repeated)) if large else 2 * config.capacity
     # Lost at most: the skipped end of the ring, and the segment that left whole.
-    return frames + 2 * (segment_length + repeated + 1)
+    return max(frames, 3 * config.warmup_size) + 2 * longest
 
 
 def _prioritiser(config: MemoryConfig, arrays: Mapping[str, np.ndarray]) -> Prioritiser:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -158,7 +159,8 @@ class _Server:
         import redis
 
         deadline = time.monotonic() + _START_TIMEOUT_S
-        with parameters.connect() as client:
+        # Somebody else at the port may take the connection and stay silent.
+        with replace(parameters, kwargs={"socket_timeout": 0.5}).connect() as client:
             while not self._exited.is_set() and time.monotonic() < deadline:
                 try:
                     client.ping()

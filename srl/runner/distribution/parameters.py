@@ -308,13 +308,15 @@ class RedisParameters:
             self._check_tls(error)
             return str(error).rstrip(".") or type(error).__name__
         except redis.RedisError as error:
+            if "without any password" in str(error):
+                raise BrokerError(self._authentication_message(str(error))) from error
             raise BrokerError(f"the broker at {self.address} refused to be used: {error}") from error
         finally:
             client.close()
         return ""
 
     def _authentication_message(self, answer: str) -> str:
-        if "without any password" in answer or "no password is set" in answer.lower():
+        if "without any password" in answer:
             change = f"it has no password, but one was given (RedisParameters or {PASSWORD_VARIABLE})"
         elif self.password is None:
             change = f"it wants a password; set {PASSWORD_VARIABLE} or RedisParameters(password=...)"

@@ -187,11 +187,7 @@ def decode_experience(data: bytes | memoryview) -> Experience:
     for block in header.blocks:
         for segment in block.segments:
             steps = segment.frames - 1
-            if segment.context > steps or segment.priorities > (steps if block.has_priorities else 0):
-                raise ProtocolError(
-                    f"a segment of {steps} steps claims {segment.context} context frames and "
-                    f"{segment.priorities} priorities"
-                )
+            _check_counts(steps, segment.context, segment.priorities)
         counts = [segment.frames for segment in block.segments]
         step_counts = [count - 1 for count in counts]
         frames = body.split(block.frames, counts)
@@ -261,10 +257,17 @@ def _segment_header(segment: Segment) -> _SegmentHeader:
             raise ProtocolError(f"a segment has {steps + 1} frames, but {len(array)} {what} instead of {steps}")
     if segment.rewards.ndim != 1 or (segment.priorities is not None and segment.priorities.ndim != 1):
         raise ProtocolError("a segment's rewards and priorities must have one dimension")
+    priorities = 0 if segment.priorities is None else len(segment.priorities)
+    _check_counts(steps, segment.context, priorities)
     return _SegmentHeader(
         steps + 1, End(segment.end), int(segment.context), int(segment.lane), int(segment.sequence),
-        int(segment.version), 0 if segment.priorities is None else len(segment.priorities),
+        int(segment.version), priorities,
     )  # fmt: skip
+
+
+def _check_counts(steps: int, context: int, priorities: int) -> None:
+    if context > steps or priorities > steps:
+        raise ProtocolError(f"a segment of {steps} steps claims {context} context frames and {priorities} priorities")
 
 
 def _flatten(tree: Mapping[str, Any], path: list[str]) -> Iterator[tuple[list[str], Any]]:

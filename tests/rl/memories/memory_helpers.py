@@ -39,14 +39,14 @@ class Episode:
         return (np.arange(len(self.rewards)) + 100 * self.number).astype(np.int32)
 
     def segments(
-        self, window: int = 1, n: int = 1, length: int = 8, priority: Callable[[int, int], float] | None = None
+        self, window: int = 1, n: int = 1, length: int = 16, priority: Callable[[int, int], float] | None = None
     ) -> list[Segment]:
-        """Cut the episode after every `length` steps; `priority(episode, step)` are the initial priorities."""
+        """Cut the episode into segments of at most `length` steps; `priority(episode, step)` are initial priorities."""
         segments, first, steps = [], 0, len(self.rewards)
         while True:
-            last = min(first + length, steps)
-            end = self.end if last == steps else End.CUT
             start = max(first - (window - 1), 0)
+            last = min(start + length, steps)
+            end = self.end if last == steps else End.CUT
             segment = Segment(
                 frames=self.frames[start : last + 1],
                 actions=self.actions[start:last],
@@ -109,7 +109,7 @@ def make_memory(
     kind: str = "uniform",
     directory: Path | None = None,
     spaces: Spaces | None = None,
-    segment_length: int = 8,
+    segment_length: int = 16,
     seed: int = 0,
     settings: dict[str, Any] | None = None,
     **kwargs: Any,
@@ -139,7 +139,7 @@ def keys(sample: Sample) -> list[tuple[int, int]]:
 def assert_holds(memory: ReplayMemory, expected: dict[tuple[int, int], Any]) -> None:
     """Check that a uniform memory holds just the newest transitions of `expected`, each as it must be."""
     # Every transition has mass 1, so drawing the batch this often misses none.
-    sample = memory.sample(60 * len(memory) // memory.batch_size + 60, 0)
+    sample = memory.sample(25 * len(memory) // memory.batch_size + 25, 0)
     found = keys(sample)
     assert set(found) == set(list(expected)[len(expected) - len(memory) :])
     batches = {name: values.reshape(-1, *values.shape[2:]) for name, values in sample.batches.items()}

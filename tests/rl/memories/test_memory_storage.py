@@ -25,9 +25,9 @@ def test_required_bytes_are_those_of_the_files(tmp_path: Path) -> None:
     make_memory(1000, directory=tmp_path, extras={"noise": ((3,), np.float32)})
     spaces = Spaces(ObservationSpec((2,), "int32"), DiscreteActions(2))
     config = MemoryConfig(capacity=1000, warmup_size=8)
-    needed = required_bytes(spaces, config, n_step=1, segment_length=8, extras={"noise": ((3,), np.float32)})
+    needed = required_bytes(spaces, config, n_step=1, segment_length=16, extras={"noise": ((3,), np.float32)})
     files = sum(path.stat().st_size for path in tmp_path.glob("*.bin"))
-    assert needed == files + 16 * 4096  # the tree: 2,018 slots need 2,048 leaves and as many inner nodes
+    assert needed == files + 8 * 4096  # the tree: 2,042 slots need 2,048 leaves and as many inner nodes
 
 
 def test_too_little_memory_is_said_before_anything_is_allocated() -> None:
@@ -43,7 +43,7 @@ def test_too_little_disk_is_said_before_anything_is_written(tmp_path: Path, monk
 
 
 def test_files_need_no_memory_but_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "available_memory", lambda: 16 * 4096)
+    monkeypatch.setattr(storage, "available_memory", lambda: 8 * 4096)
     make_memory(1000, directory=tmp_path)
     with pytest.raises(ConfigError, match="of memory"):
         make_memory(1000)

@@ -43,7 +43,7 @@ def test_last_mass_of_a_repeated_leaf_counts() -> None:
 def test_leaves_without_mass_are_never_found(leaves: int) -> None:
     rng = np.random.default_rng(1)
     tree = SumTree(leaves)
-    for _ in range(100):
+    for _ in range(10):
         masses = rng.random(leaves) * 10.0 ** rng.integers(-12, 12, leaves) * (rng.random(leaves) < 0.3)
         masses[rng.integers(leaves)] = 0.1
         tree.set_range(0, masses)

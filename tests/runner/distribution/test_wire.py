@@ -24,7 +24,7 @@ from srl.runner.distribution.wire import (
 quick = settings(max_examples=40, deadline=None)
 
 
-def segment(steps=3, *, shape=(2,), dtype="float32", end=End.CUT, priorities=True, extras=(), seed=0, **changes):
+def segment(steps=3, *, shape=(2,), dtype="float32", end=End.CUT, known=True, with_extras=(), seed=0, **changes):
     rng = np.random.default_rng(seed)
     frames = (rng.random((steps + 1, *shape)) * 200).astype(dtype)
     return dataclasses.replace(
@@ -37,8 +37,8 @@ def segment(steps=3, *, shape=(2,), dtype="float32", end=End.CUT, priorities=Tru
             lane=5,
             sequence=7,
             version=11,
-            priorities=rng.random(steps).astype(np.float32) if priorities else None,
-            extras={name: rng.random((steps, 2)) for name in extras},
+            priorities=rng.random(steps).astype(np.float32) if known else None,
+            extras={name: rng.random((steps, 2)) for name in with_extras},
         ),
         **changes,
     )
@@ -81,10 +81,10 @@ def test_experience_of_mixed_segments_comes_back_in_order():
     segments = [
         segment(4, context=2, seed=1),
         segment(1, end=End.TERMINATED, seed=2),
-        segment(3, shape=(4, 5), dtype="uint8", priorities=False, end=End.TRUNCATED, seed=3),
-        segment(2, extras=("logits", "state"), seed=4),
+        segment(3, shape=(4, 5), dtype="uint8", known=False, end=End.TRUNCATED, seed=3),
+        segment(2, with_extras=("logits", "state"), seed=4),
         segment(2, shape=(), dtype="int64", seed=5, actions=np.ones((2, 3), np.float32)),
-        segment(4, priorities=False, seed=6),
+        segment(4, known=False, seed=6),
         segment(3, seed=7, priorities=np.array([1, np.nan], np.float32)),
     ]
     sent = Experience("actor-1", 3, segments, 21, [1.5, -2.0], [200, 3])
@@ -117,8 +117,8 @@ def test_experience_without_segments_still_counts():
 )
 def test_any_experience_comes_back_equal(descriptions):
     segments = [
-        segment(steps, shape=shape, dtype=dtype, end=end, priorities=priorities, extras=extras, seed=i, sequence=i)
-        for i, (steps, shape, dtype, end, priorities, extras) in enumerate(descriptions)
+        segment(steps, shape=shape, dtype=dtype, end=end, known=known, with_extras=extras, seed=i, sequence=i)
+        for i, (steps, shape, dtype, end, known, extras) in enumerate(descriptions)
     ]
     received = decode_experience(encode_experience(Experience("a", 1, segments)))
     assert len(received.segments) == len(segments)
@@ -127,7 +127,9 @@ def test_any_experience_comes_back_equal(descriptions):
 
 
 def test_decoded_arrays_are_aligned_read_only_views():
-    data = encode_experience(Experience("a", 1, [segment(3, dtype="uint8", shape=(3,)), segment(2, extras=("x",))]))
+    data = encode_experience(
+        Experience("a", 1, [segment(3, dtype="uint8", shape=(3,)), segment(2, with_extras=("x",))])
+    )
     for decoded in decode_experience(data).segments:
         for array in (decoded.frames, decoded.actions, decoded.rewards, decoded.priorities, *decoded.extras.values()):
             assert array.flags.aligned
@@ -192,7 +194,10 @@ def test_tree_takes_arrays_of_other_libraries():
 
 
 MESSAGES = [
-    (encode_experience(Experience("a", 1, [segment(2), segment(1, extras=("x",))], 3, [1.0], [2])), decode_experience),
+    (
+        encode_experience(Experience("a", 1, [segment(2), segment(1, with_extras=("x",))], 3, [1.0], [2])),
+        decode_experience,
+    ),
     (encode_tree({"a": {"b": np.arange(5)}, "c": "text", "d": np.array([True])}, {"v": 1}), decode_tree),
 ]
 
