@@ -46,7 +46,9 @@ def main() -> None:
             f"env steps {runner.env_steps:,}  trained in {trained_s:.1f} s",
             flush=True,
         )
-    print(f"mean of {arguments.episodes} greedy episodes over {len(means)} seeds: {statistics.mean(means):.1f}, ", end="")
+    print(
+        f"mean of {arguments.episodes} greedy episodes over {len(means)} seeds: {statistics.mean(means):.1f}, ", end=""
+    )
     print(f"lowest {min(means):.1f}, highest {max(means):.1f}")
 
 

@@ -60,7 +60,7 @@ class Config(RLConfig, algorithm="dqn"):
     )
     discount: float = setting(0.99, low=0, high=1, doc="value of a reward one step later, 0 to 1; high looks far ahead")
     n_step: int = setting(
-        1, low=1, high=100, doc="rewards summed before bootstrapping; high spreads rewards fast, with more noise"
+        3, low=1, high=100, doc="rewards summed before bootstrapping; high spreads rewards fast, with more noise"
     )
     enable_double_dqn: bool = setting(
         True, doc="the network chooses the target's action, not the target network; less overestimation"
@@ -72,7 +72,7 @@ class Config(RLConfig, algorithm="dqn"):
         False, doc="clip each reward to [-1, 1] for learning; reported episode rewards stay as they are"
     )
     huber_delta: float | None = setting(
-        1.0, above=0, doc="TD error beyond which the loss is linear; low limits outliers. None: squared loss"
+        10.0, above=0, doc="TD error beyond which the loss is linear; low limits outliers. None: squared loss"
     )
     updates_per_dispatch: int = setting(
         16, low=1, high=1024, doc="updates done in one call; high is fast, and priorities lag by that many"

@@ -34,9 +34,7 @@ class RLConfig(Settings):
     window_length: int = setting(
         1, low=1, high=64, doc="frames stacked for the network; more show motion, and cost computing"
     )
-    processors: list[Processor] = setting(
-        factory=list, doc="applied to the env in order; see srl.rl.processors"
-    )
+    processors: list[Processor] = setting(factory=list, doc="applied to the env in order; see srl.rl.processors")
     use_rl_processor: bool = setting(True, doc="whether the algorithm's default processors are applied too")
     action_division_num: int = setting(
         5, low=2, doc="levels a continuous action dimension gets where discrete ones are needed; low is coarse"

@@ -8,7 +8,6 @@ and actions as arrays.
 import dataclasses
 import difflib
 import importlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,10 @@ from srl.base.settings import Settings, setting
 from srl.base.spaces import DiscreteActions, Spaces, adapt_action, adapt_observation
 
 EPISODE_STATS = "srl_episode"
+"""Key of Gymnasium's info under which the raw statistics of a finished episode stand."""
+
+ALLOWED_MODULES: set[str] = set()
+"""Modules that configs from elsewhere (a task, a checkpoint) may name; `srl.runner.plugins` fills it."""
 
 
 @dataclass
@@ -59,10 +62,13 @@ class EnvConfig(Settings):
     def from_dict(cls, data: Mapping[str, Any]) -> "EnvConfig":
         """Rebuild a config from `to_dict`'s data.
 
-        Functions are looked up only in modules that this process has already imported (a worker imports
-        what its own start option allows, never what a message names).
+        What it may import is said by the process (`ALLOWED_MODULES`), never by the data; `ConfigError`
+        names a module that is not allowed.
         """
         fields = dict(data)
+        module, _, _ = str(fields.get("name", "")).rpartition(":")
+        if module:
+            _check_allowed(module)
         if fields.get("gym_make_func") is not None:
             fields["gym_make_func"] = _resolve(fields["gym_make_func"])
         fields["gym_wrappers"] = [_resolve(reference) for reference in fields.get("gym_wrappers", [])]
@@ -87,11 +93,11 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env
         MissingExtraError: the env needs a package that is not installed.
     """
     module, _, env_id = config.name.rpartition(":")
-    if module and module not in sys.modules:
-        raise EnvError(
-            f"env {config.name!r} needs the module {module!r}, which this process has not imported; "
-            f"import it in your script, or start workers with --allow {module}"
-        )
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise EnvError(f"env {config.name!r} needs the module {module!r}: {error}") from error
     if env_id.startswith("ALE/"):
         _register_ale(env_id)
     make = config.gym_make_func or gymnasium.make
@@ -244,29 +250,30 @@ def _reference(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", "")
     module = getattr(function, "__module__", "")
     if not name or "<" in name:
-        raise ConfigError(
-            f"{function!r} has no name that a worker could import; define it at the top of a module"
-        )
+        raise ConfigError(f"{function!r} has no name that a worker could import; define it at the top of a module")
     return f"{module}:{name}"
 
 
-def _resolve(reference: Any) -> Callable[..., Any]:
-    if callable(reference):
-        return reference
-    module_name, _, name = str(reference).partition(":")
-    if module_name.partition(".")[0] == "gymnasium":
-        importlib.import_module(module_name)
-    if module_name not in sys.modules:
-        raise ConfigError(
-            f"the task needs {reference!r}, but this process has not imported {module_name!r}; "
-            f"start workers with --allow {module_name}"
-        )
-    found: Any = sys.modules[module_name]
+def _resolve(reference: str) -> Callable[..., Any]:
+    """Find a function by `module:name`, in allowed modules only: a message must not choose what is called."""
+    module_name, _, name = reference.partition(":")
+    _check_allowed(module_name)
+    found: Any = importlib.import_module(module_name)
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
         raise ConfigError(f"the task needs {reference!r}, but {module_name!r} has no such function")
-    return found
+    function: Callable[..., Any] = found
+    return function
+
+
+def _check_allowed(module_name: str) -> None:
+    # Gymnasium's other modules could import what a message names.
+    if module_name not in ALLOWED_MODULES and not module_name.startswith("gymnasium.wrappers"):
+        raise ConfigError(
+            f"the task needs the module {module_name!r}, which is not allowed in this process; start workers with "
+            f"--allow {module_name}, or name it in `allow`"
+        )
 
 
 def env_config(env: "str | EnvConfig") -> EnvConfig:
@@ -280,6 +287,4 @@ def env_config(env: "str | EnvConfig") -> EnvConfig:
 
 def as_seeds(seed: int, lanes: Sequence[int], stream: int) -> list[int]:
     """Return one env seed a lane, independent between lanes, streams (training, evaluation) and runs."""
-    return [
-        int(np.random.SeedSequence([seed, stream, lane]).generate_state(1, np.uint32)[0] >> 1) for lane in lanes
-    ]
+    return [int(np.random.SeedSequence([seed, stream, lane]).generate_state(1, np.uint32)[0] >> 1) for lane in lanes]

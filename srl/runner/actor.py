@@ -143,7 +143,7 @@ class SegmentBuilder:
                 self._scores[name] = np.full((len(self._rows), self._length + 1), np.nan, np.float32)
             self._scores[name][self._rows, self._count - 1] = values
         full = np.flatnonzero(self._count == self._length + 1)
-        return [self._cut(lane, version) for lane in full]
+        return [self._cut(int(lane), version) for lane in full]
 
     def append(self, chosen: Step, active: np.ndarray, rewards: np.ndarray, frames: np.ndarray) -> None:
         """Add a step to the lanes of a mask."""
@@ -166,14 +166,14 @@ class SegmentBuilder:
         """Finish the segments of lanes whose episode ended; a terminal state outweighs a time limit."""
         lanes = np.flatnonzero(terminated | truncated)
         ends = [End.TERMINATED if terminated[lane] else End.TRUNCATED for lane in lanes]
-        segments = [self._segment(lane, end, version) for lane, end in zip(lanes, ends, strict=True)]
+        segments = [self._segment(int(lane), end, version) for lane, end in zip(lanes, ends, strict=True)]
         self._count[lanes] = 0  # nothing more can be cut or flushed until the lane begins again
         return segments
 
     def flush(self, version: int) -> list[Segment]:
         """Finish every lane that has steps of its own."""
         lanes = np.flatnonzero(self._count - 1 > self._context)
-        segments = [self._segment(lane, End.TRUNCATED, version) for lane in lanes]
+        segments = [self._segment(int(lane), End.TRUNCATED, version) for lane in lanes]
         self._count[lanes] = 1
         return segments
 

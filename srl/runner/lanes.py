@@ -58,7 +58,7 @@ class Lanes:
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start an episode in every lane and return the first frames `[B, *shape]`."""
-        frames, _ = self._env.reset(seed=list(seeds))
+        frames, _ = self._env.reset(seed=list(seeds))  # type: ignore[arg-type]  # vector envs take one each
         self._resetting[:] = False
         return np.asarray(frames)
 
@@ -69,7 +69,7 @@ class Lanes:
         terminated, truncated = terminated & active, truncated & active
         ended = terminated | truncated
         first_frames, started = frames, ended
-        statistics = info
+        statistics: Any = info
         if self._mode is AutoresetMode.NEXT_STEP:
             started = self._resetting
             self._resetting = ended

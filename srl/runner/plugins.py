@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from srl.base.algorithm import ALGORITHMS, RLConfig
+from srl.base.env import ALLOWED_MODULES
 from srl.base.errors import ConfigError
 
 PLUGINS_VARIABLE = "SRL_ALLOW_PLUGINS"
@@ -30,6 +31,7 @@ def load_plugins(allow: Iterable[str] = ()) -> None:
                 importlib.import_module(name)
             except ImportError as error:
                 raise ConfigError(f"the allowed module {name!r} cannot be imported here: {error}") from error
+            ALLOWED_MODULES.add(name)
 
 
 def find_algorithm(name: str) -> type[RLConfig]:

@@ -25,7 +25,9 @@ class RunConfig(Settings):
     eval_interval_s: float = setting(2.0, low=0, doc="seconds from the end of one evaluation to the next")
     checkpoint_interval_s: float = setting(30.0, above=0, doc="seconds between checkpoints")
     parameter_send_interval_s: float = setting(
-        0.1, low=0, doc="seconds between parameters sent to actors; low is fresher and costs traffic"
+        0.02,
+        low=0,
+        doc="seconds between parameters sent to actors, and more for large networks; low is fresher and costs traffic",
     )
 
     def validate(self) -> None:
@@ -35,7 +37,7 @@ class RunConfig(Settings):
         given = {name: value for name, value in conditions.items() if value is not None}
         if not given:
             raise ConfigError(
-                f"say when to stop: give at least one of {', '.join(STOP_CONDITIONS)} (for example max_train_count=20_000)"
+                f"say when to stop with at least one of {', '.join(STOP_CONDITIONS)}, such as max_train_count=20_000"
             )
         for name, value in given.items():
             if value <= 0:

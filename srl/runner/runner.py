@@ -14,7 +14,7 @@ import numpy as np
 
 from srl.base.algorithm import Learner, RLConfig, Tree
 from srl.base.env import EnvConfig, env_config, make_agent_env
-from srl.base.errors import ConfigError
+from srl.base.errors import CheckpointError, ConfigError
 from srl.base.spaces import Spaces
 from srl.runner import checkpoint
 from srl.runner.distribution.parameters import RedisParameters
@@ -159,7 +159,7 @@ class Runner:
             LocalWorkers(broker.parameters, actor_num, Path(directory), modules) as workers,
         ):
             manager = self._create_task(broker.parameters, run_config)
-            status = manager.train_wait(
+            status: RunStatus = manager.train_wait(
                 checkpoint_save_dir=checkpoint_save_dir,
                 history_save_dir=history_save_dir,
                 progress=progress,
@@ -317,7 +317,7 @@ class Runner:
 
     def _check_algorithm(self, algorithm: str, path: Path) -> None:
         if algorithm != self.config.algorithm:
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 f"{path} is of the algorithm {algorithm!r}, this runner's is {self.config.algorithm!r}"
             )
 

@@ -4,6 +4,7 @@ An algorithm's `Config.make_memory` builds it; the trainer inserts, samples and 
 are stored once and stacked when they are sampled.
 """
 
+import dataclasses
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, prod
@@ -62,7 +63,7 @@ class ReplayMemory:
 
         Args:
             spaces: frames, actions and how many frames are stacked.
-            config: copied in effect; later changes do not count.
+            config: copied; later changes do not count.
             batch_size: transitions an update uses.
             n_step: steps a transition spans where its segment does not end before.
             discount: discount of one step.
@@ -82,7 +83,7 @@ class ReplayMemory:
         config.check_batch(batch_size)
         extras = extras or {}
         layout = _layout(spaces, config, n_step, segment_length, extras)
-        self._config, self._spaces, self._extras = config, spaces, dict(extras)
+        self._config, self._spaces, self._extras = dataclasses.replace(config), spaces, dict(extras)
         self._n_step, self._reward_clip = n_step, reward_clip
         self._batch_size, self._updates_per_dispatch = batch_size, updates_per_dispatch
         # Whole segments leave, so a full memory is short of its capacity by up to one segment.

@@ -16,7 +16,7 @@ import msgspec
 from srl.base.algorithm import Tree
 from srl.base.env import EnvConfig
 from srl.runner.actor import Actor, Produced
-from srl.runner.distribution.broker import Broker, Lease, Reply, TaskDefinition
+from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, Lease, Reply, TaskDefinition
 from srl.runner.distribution.servers import persist
 from srl.runner.distribution.trainer_server import BEAT_S, Rates
 from srl.runner.distribution.wire import Experience, decode_tree, encode_experience
@@ -28,8 +28,6 @@ from srl.runner.status import ActorStatus, Evaluation
 
 logger = logging.getLogger("srl")
 
-MESSAGE_STEPS = 256
-"""Transitions that are sent at once, so that broker commands are few."""
 MESSAGE_AGE_S = 0.5
 """A message is not held back for longer than this, however slow the env is."""
 POLL_S = 0.02

@@ -25,6 +25,8 @@ LEASE_MS = 8_000
 """A worker that has not renewed its lease for this long is replaced."""
 KEEP_FINISHED_S = 7 * 24 * 3600
 """How long a finished task's parameters, checkpoint and history stay for a client to fetch."""
+MESSAGE_STEPS = 128
+"""Transitions that an actor sends at once: enough for few broker commands, few enough to stay fresh."""
 HISTORY_LENGTH = 100_000
 ERROR_LENGTH = 100
 FINAL_STATES = ("done", "failed", "cancelled")
@@ -408,5 +410,3 @@ def _stream_entries(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
     if isinstance(answer, dict) and streams and isinstance(streams[0], list):
         streams = streams[0]
     return cast(list[tuple[bytes, dict[bytes, bytes]]], streams)
-
-

@@ -29,9 +29,7 @@ class LocalWorkers:
         allow: modules that workers may import for own envs, algorithms and processors.
     """
 
-    def __init__(
-        self, redis_params: RedisParameters, actor_num: int, log_dir: Path, allow: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, redis_params: RedisParameters, actor_num: int, log_dir: Path, allow: Sequence[str] = ()) -> None:
         self._parameters = redis_params
         self._names = ["trainer", *(f"actor-{slot}" for slot in range(actor_num))]
         self._log_dir = log_dir

@@ -17,7 +17,7 @@ from srl.base.env import EnvConfig
 from srl.base.errors import BrokerError, WorkerError
 from srl.base.spaces import Spaces
 from srl.runner.checkpoint import save_checkpoint
-from srl.runner.distribution.broker import Broker, TaskDefinition
+from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, TaskDefinition
 from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.distribution.wire import decode_tree, encode_tree
 from srl.runner.history import HistoryWriter
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("srl")
 
 POLL_S = 0.2
-MIN_BACKLOG_BYTES = 64 * 1024
-BACKLOG_MESSAGES = 4
+BACKLOG_MESSAGES = 2
 
 
 class TaskManager:
@@ -57,7 +56,9 @@ class TaskManager:
         if self._task is None:
             name = self._broker.parameters.task_name
             wanted = f"no task called {name!r}" if name else "no task"
-            raise BrokerError(f"{wanted} at {self._broker.parameters.address}; create one with train_distribution_start")
+            raise BrokerError(
+                f"{wanted} at {self._broker.parameters.address}; create one with train_distribution_start"
+            )
         return self._task
 
     def tasks(self) -> list[RunStatus]:
@@ -188,9 +189,9 @@ def create_task(
     )
     # Enough for every actor to have a few messages under way, and little enough to stay fresh.
     step_bytes = np.dtype(spaces.observation.dtype).itemsize * math.prod(spaces.observation.shape) + 16
-    message_bytes = max(256, run_config.num_envs * rl_config.effective_segment_length) * step_bytes
+    message_bytes = max(MESSAGE_STEPS, run_config.num_envs * rl_config.effective_segment_length) * step_bytes
     broker = Broker(redis_params)
-    limit = max(MIN_BACKLOG_BYTES, BACKLOG_MESSAGES * run_config.actor_num * message_bytes)
+    limit = BACKLOG_MESSAGES * run_config.actor_num * message_bytes
     task = broker.create_task(redis_params.task_name, definition, limit, checkpoint)
     broker.close()
     return TaskManager(redis_params, task)
@@ -296,4 +297,3 @@ def _run_status(task: str, snapshot: Mapping[str, Any]) -> RunStatus:
         actors=tuple(sorted(actors, key=lambda actor: actor.slot)),
         error=fields.get("error") or None,
     )
-

@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ logger = logging.getLogger("srl")
 
 BEAT_S = 1.0
 """Seconds between heartbeats, and between history rows."""
+PARAMETER_BYTES_PER_S = 10_000_000
+"""Most that parameters may take of the network, for each actor that fetches them."""
 MESSAGES_AT_ONCE = 32
 BLOCK_MS = 200
 
@@ -70,6 +72,8 @@ class TrainerSession:
         self._episodes = 0
         self._last_sequence: dict[str, int] = {}
         self._episode_rewards: list[float] = []
+        self._lags: list[int] = []  # versions that inserted segments were behind
+        self._version = 0
         self._counting = threading.Lock()
         self._started_s = time.monotonic()
         self._snapshot: Snapshot | None = None
@@ -149,9 +153,7 @@ class TrainerSession:
                 continue
             pending = claim
             messages = self._ask(
-                lambda pending=pending: self._broker.receive(
-                    self._lease, MESSAGES_AT_ONCE, BLOCK_MS, pending=pending
-                )
+                lambda pending=pending: self._broker.receive(self._lease, MESSAGES_AT_ONCE, BLOCK_MS, pending=pending)
             )
             claim = claim and bool(messages)
             if messages:
@@ -159,13 +161,14 @@ class TrainerSession:
                 self._ask(lambda messages=messages: self._broker.acknowledge(self._lease, messages))
 
     def _insert(self, messages: list[bytes]) -> None:
-        segments, env_steps, rewards = [], 0, []
+        segments, env_steps, rewards, lags = [], 0, [], []
         for message in messages:
             experience = decode_experience(message)
             if experience.sequence <= self._last_sequence.get(experience.actor, -1):
                 continue  # sent again after an answer was lost; it is in the memory already
             self._last_sequence[experience.actor] = experience.sequence
             segments += experience.segments
+            lags += [self._version - segment.version for segment in experience.segments]
             env_steps += experience.env_steps
             rewards += experience.episode_rewards
         self._trainer.insert(segments)
@@ -173,11 +176,13 @@ class TrainerSession:
             self._env_steps += env_steps
             self._episodes += len(rewards)
             self._episode_rewards += rewards
+            self._lags += lags
 
     # --- parameters, heartbeats, history, checkpoints ------------------------------------------------
 
     def _publish_forever(self) -> None:
-        interval_s = max(self._run_config.parameter_send_interval_s, 0.01)
+        parameter_bytes = sum(array.nbytes for array in _arrays(self._trainer.parameters))
+        interval_s = max(self._run_config.parameter_send_interval_s, parameter_bytes / PARAMETER_BYTES_PER_S, 0.005)
         next_checkpoint_s = time.monotonic() + self._run_config.checkpoint_interval_s
         published = self._trainer.train_count
         while not (self._stop.is_set() or self._over.is_set()):
@@ -199,7 +204,8 @@ class TrainerSession:
     def _publish(self, snapshot: Snapshot) -> None:
         metadata: dict[str, Any] = {"train_count": snapshot.train_count}
         blob = encode_tree(snapshot.parameters, metadata)
-        self._ask(lambda: self._broker.publish(self._lease, snapshot.train_count, self._progress(), blob))
+        version = self._ask(lambda: self._broker.publish(self._lease, snapshot.train_count, self._progress(), blob))
+        self._version = version or self._version
         if snapshot.learner_state is not None:
             tree = {"parameters": snapshot.parameters, "learner": snapshot.learner_state}
             checkpoint = encode_tree(tree, {**metadata, "state": json.dumps(snapshot.trainer_state)})
@@ -222,6 +228,7 @@ class TrainerSession:
         self._ask(lambda: self._broker.publish(self._lease, trainer.train_count, self._progress()))
         with self._counting:
             rewards, self._episode_rewards = self._episode_rewards, []
+            lags, self._lags = self._lags, []
         row: dict[str, Any] = {
             "time": round(self._elapsed_s(), 3),
             "train": trainer.train_count,
@@ -234,6 +241,8 @@ class TrainerSession:
             "env_steps_per_s": round(steps_per_s, 1),
             **trainer.take_metrics(),
         }
+        if lags:
+            row["version_lag"] = float(np.mean(lags))
         if rewards:
             row["reward0"] = float(np.mean(rewards))
         self._ask(lambda: self._broker.add_history(self._lease.task, row))
@@ -253,7 +262,12 @@ class TrainerSession:
 
     def _get_state(self) -> dict[str, Any]:
         state = self._trainer.get_state()
-        return {**state, "env_steps": self._env_steps, "episodes": self._episodes, "received": self._last_sequence.copy()}
+        return {
+            **state,
+            "env_steps": self._env_steps,
+            "episodes": self._episodes,
+            "received": self._last_sequence.copy(),
+        }
 
     def _restore(self) -> None:
         """Go on from what the client or an earlier trainer left at the broker."""
@@ -280,6 +294,11 @@ class TrainerSession:
         except BaseException as error:
             self._failure = self._failure or error
             self._over.set()
+
+
+def _arrays(tree: Tree) -> Iterator[Any]:
+    for value in tree.values():
+        yield from _arrays(value) if isinstance(value, Mapping) else (value,)
 
 
 class Rates:

@@ -1,3 +1,5 @@
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +42,17 @@ def test_too_little_disk_is_said_before_anything_is_written(tmp_path: Path, monk
     with pytest.raises(ConfigError, match=r"of disk in .*run, but 0\.00 MB are free"):
         make_memory(1000, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_fills_up_meanwhile_is_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(ConfigError, match=r"cannot reserve .* for .*frames\.bin: No space left"):
+        make_memory(1000, directory=tmp_path)
 
 
 def test_files_need_no_memory_but_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

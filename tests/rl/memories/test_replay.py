@@ -29,6 +29,7 @@ from srl.base.errors import CheckpointError, ConfigError, SpaceError
 from srl.base.segment import End, Segment
 from srl.base.spaces import ContinuousActions, DiscreteActions, ObservationSpec, Spaces
 from srl.rl.memories import replay
+from srl.rl.memories.prioritisers import RankBased
 from srl.rl.memories.replay import ReplayMemory
 
 KINDS = ["uniform", "proportional", "rank"]
@@ -115,12 +116,12 @@ def test_all_that_is_sampled_equals_a_naive_list(window: int, n: int, fill: floa
 def test_frames_larger_than_a_kilobyte_share_the_ring_more_tightly() -> None:
     # The ring then is shorter than two frames a transition, so short episodes fill it before the capacity does.
     spaces = Spaces(ObservationSpec((600,), "int16"), DiscreteActions(2))
-    memory = make_memory(200, spaces=spaces, warmup=100)
+    memory = make_memory(400, spaces=spaces, warmup=240)
     for number in range(1000):
         segment = episode(0, [0.0], End.TERMINATED).segments()[0]
         memory.insert([large(segment, np.full((2, 600), number, np.int16))])
-    assert memory.warmup_size <= len(memory) < 200
-    numbers = np.unique(memory.sample(200, 0).batches["observation_t"])
+    assert memory.warmup_size <= len(memory) < 400
+    numbers = np.unique(memory.sample(400, 0).batches["observation_t"])
     np.testing.assert_array_equal(numbers, np.arange(1000 - len(memory), 1000))
 
 
@@ -138,6 +139,14 @@ def test_one_insert_of_many_segments_equals_many_inserts() -> None:
     np.testing.assert_array_equal(first.generations, second.generations)
     for name, values in first.batches.items():
         np.testing.assert_array_equal(values, second.batches[name], name)
+
+
+def test_segments_may_end_where_the_ring_ends() -> None:
+    memory = make_memory(100)
+    slots = 2 * 100 + 2 * 17
+    assert slots % 13 == 0
+    memory.insert([episode(number, [0.0] * 12, End.TRUNCATED).segments()[0] for number in range(slots // 13 + 2)])
+    assert len(memory) == 96
 
 
 def test_a_full_memory_reaches_its_warm_up() -> None:
@@ -312,12 +321,42 @@ def test_new_transitions_get_the_actors_priority_or_the_largest_so_far() -> None
     np.testing.assert_allclose(masses(filled(4, given, **kwargs), 4), [1, 4, 4, 4], rtol=1e-5)
     given = np.array([-5, 5, 1, np.nan], np.float32)
     np.testing.assert_allclose(masses(filled(4, given, **kwargs), 4), [5, 5, 1, 5], rtol=1e-5)
-    # The first ever is 1, also where a later one is known.
     memory = filled(4, None, **kwargs)
     sample = memory.sample(1, 0)
     steps = np.array([step for _, step in keys(sample)]).reshape(1, -1)
     memory.update_priorities(sample, np.where(steps == 0, 4.0, np.where(steps == 1, np.nan, 1.0)))
     np.testing.assert_allclose(masses(memory, 4), [4, 4, 1, 1], rtol=1e-5)
+
+
+def test_the_first_unknown_priority_is_one() -> None:
+    memory = make_memory(400, kind="proportional", batch=64, settings={"alpha": 1.0, "beta_initial": 1.0})
+    for number, priority in [(0, np.nan), (1, 4.0), (2, np.nan)]:
+        memory.insert(episode(number, [0.0], End.TERMINATED).segments(priority=lambda *_, value=priority: value))
+    sample = memory.sample(1, 0)
+    weights = {key[0]: weight for key, weight in zip(keys(sample), sample.batches["weight"].ravel(), strict=True)}
+    assert weights == pytest.approx({0: 1.0, 1: 0.25, 2: 0.25}, rel=1e-5)
+
+
+def test_a_transition_without_error_can_be_drawn_again() -> None:
+    settings = {"alpha": 1.0, "beta_initial": 1.0}
+    memory = filled(2, np.array([0.0, 3e-6]), kind="proportional", batch=64, settings=settings, capacity=400)
+    np.testing.assert_allclose(masses(memory, 2), [1, 4], rtol=1e-5)
+
+
+def test_an_interrupted_ranking_counts_as_none() -> None:
+    class Killing:
+        def __len__(self) -> int:
+            return 2
+
+        def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+            raise KeyboardInterrupt
+
+    ranks = RankBased(1.0, np.zeros(3, np.float32), np.zeros(2, np.int64))
+    ranks.rank(np.array([1, 2, 3], np.float32), clock=1)
+    np.testing.assert_allclose(ranks.mass(np.array([3, 1])), [1, 1 / 3])
+    with pytest.raises(KeyboardInterrupt):
+        ranks.rank(Killing(), clock=2)  # type: ignore[arg-type]
+    np.testing.assert_allclose(ranks.mass(np.array([3, 1])), 1)
 
 
 def test_an_update_sets_absolute_values_and_the_last_of_a_repeated_one_counts() -> None:
@@ -345,6 +384,24 @@ def test_updates_of_evicted_transitions_are_ignored(kind: str) -> None:
     first, second = memory.sample(50, 1), other.sample(50, 1)
     np.testing.assert_array_equal(first.slots, second.slots)
     np.testing.assert_array_equal(first.batches["weight"], second.batches["weight"])
+
+
+def test_an_update_never_reaches_what_took_an_evicted_transitions_slot() -> None:
+    memory = make_memory(100, n=6, kind="proportional", batch=64, settings={"alpha": 1.0, "beta_initial": 1.0})
+    slots = max(2 * 100, 3 * 64) + 2 * 17
+    assert slots % 9 == 0  # segments of 9 frames fill the ring to its last slot
+    pieces = [episode(number, [0.0] * 8, End.CUT).segments(n=6, priority=lambda *_: 1.0) for number in range(27)]
+    for piece in pieces[:26]:
+        memory.insert(piece)
+    assert len(memory) == 26 * 3
+    sample = memory.sample(20, 0)
+    assert (0, 0) in keys(sample)
+    memory.insert(pieces[26])
+    memory.update_priorities(sample, np.full((20, 64), 2.0))
+    sample = memory.sample(20, 0)
+    new = np.array([number == 26 for number, _ in keys(sample)]).reshape(20, 64)
+    np.testing.assert_allclose(sample.batches["weight"][new], 1.0, rtol=1e-5)
+    np.testing.assert_allclose(sample.batches["weight"][~new], 0.5, rtol=1e-5)
 
 
 def test_importance_weights_are_those_of_the_paper() -> None:
