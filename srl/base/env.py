@@ -53,7 +53,8 @@ class EnvConfig(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data; functions become `module:name`."""
-        data = super().to_dict()
+        without_functions = dataclasses.replace(self, gym_make_func=None, gym_wrappers=[])
+        data = super(EnvConfig, without_functions).to_dict()
         data["gym_make_func"] = None if self.gym_make_func is None else _reference(self.gym_make_func)
         data["gym_wrappers"] = [_reference(wrapper) for wrapper in self.gym_wrappers]
         return data
@@ -186,6 +187,11 @@ class AgentEnv(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
 
     def _frame(self, observation: Any) -> np.ndarray:
         frame = self._to_frame(observation)
+        if frame.shape != self.spaces.observation.shape:
+            raise EnvError(
+                f"{self._label} returned an observation of shape {frame.shape} at step {self._step} of its episode "
+                f"{self._episode}; its observation space has {self.spaces.observation.shape}"
+            )
         if self._may_be_infinite and not np.isfinite(frame).all():
             raise EnvError(self._not_finite(f"observation {np.array2string(frame, threshold=8)}"))
         return frame
@@ -261,7 +267,8 @@ def _resolve(reference: str) -> Callable[..., Any]:
     found: Any = importlib.import_module(module_name)
     for part in name.split("."):
         found = getattr(found, part, None)
-    if not callable(found):
+    # Just what `_reference` would say: a module that an allowed one imports is not allowed for that.
+    if not callable(found) or _reference(found) != reference:
         raise ConfigError(f"the task needs {reference!r}, but {module_name!r} has no such function")
     function: Callable[..., Any] = found
     return function

@@ -7,9 +7,11 @@ of the wrong type or outside its range raises at the assignment, where the mista
 import dataclasses
 import difflib
 import enum
+import inspect
+import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from srl.base.errors import ConfigError, UnknownFieldError
@@ -18,7 +20,7 @@ _MISSING = object()
 
 
 def setting(
-    default: Any = _MISSING,
+    default: Any = dataclasses.MISSING,
     *,
     doc: str,
     factory: Any = None,
@@ -66,14 +68,20 @@ class Settings:
 
     def validate(self) -> None:
         """Raise `ConfigError` where settings contradict each other; nested settings are checked too."""
+        for name in _fields(type(self)):
+            setattr(self, name, getattr(self, name))  # a list may have been changed in place
         for value in vars(self).values():
             for item in value if isinstance(value, list) else [value]:
                 if isinstance(item, Settings):
                     item.validate()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON data that `from_dict` turns back into equal settings."""
-        return {name: _plain(getattr(self, name)) for name in _fields(type(self))}
+        """Return plain JSON data that `from_dict` turns back into equal settings.
+
+        Raises `ConfigError` for a value that JSON does not have.
+        """
+        where = type(self).__qualname__
+        return {name: _plain(getattr(self, name), f"{where}.{name}") for name in _fields(type(self))}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -81,6 +89,10 @@ class Settings:
         for name in data:
             if name not in _fields(cls):
                 raise UnknownFieldError(_unknown(cls, name))
+        for name, field in _fields(cls).items():
+            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            if required and name not in data:
+                raise ConfigError(f"{cls.__qualname__} needs '{name}'")
         return cls(**data)
 
     @classmethod
@@ -97,18 +109,25 @@ def set_by_path(settings: Settings, path: str, text: str) -> None:
     """
     *parents, last = path.split(".")
     target: Any = settings
-    for name in parents:
+    for depth, name in enumerate(parents, 1):
+        if name not in _fields(type(target)):
+            raise UnknownFieldError(_unknown(type(target), name))
         target = getattr(target, name)
-    if not isinstance(target, Settings):
-        raise ConfigError(f"{path}: {'.'.join(parents)} has no settings of its own")
+        if not isinstance(target, Settings):
+            raise ConfigError(f"{path}: {'.'.join(parents[:depth])} has no settings of its own")
     values = [_parse(part) for part in text.split(",")] if text else []
-    method = getattr(type(target), f"set_{last}", None)
+    method = getattr(type(target), f"set_{last.removeprefix('set_')}", None)
     if method is not None:
         hints = [hint for name, hint in typing.get_type_hints(method).items() if name != "return"]
-        if hints and (typing.get_origin(hints[0]) is tuple or hints[0] is tuple):
-            method(target, tuple(values))
-        else:
-            method(target, *values)
+        takes_tuple = hints and (typing.get_origin(hints[0]) is tuple or hints[0] is tuple)
+        arguments = [tuple(values)] if takes_tuple else values
+        signature = inspect.signature(method)
+        try:
+            signature.bind(target, *arguments)
+        except TypeError:
+            names = ", ".join(list(signature.parameters)[1:]) or "nothing"
+            raise ConfigError(f"{path} takes {names} (separated by commas), not {text!r}") from None
+        method(target, *arguments)
         return
     hint = _hints(type(target)).get(last)
     takes_many = hint is not None and typing.get_origin(hint) in (tuple, list)
@@ -170,6 +189,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return [_convert(typing.get_args(hint)[0], item, where) for item in value]
     elif origin is dict and isinstance(value, Mapping):
         return dict(value)
+    elif origin is Callable and callable(value):
+        return value
     elif isinstance(hint, type):
         converted = _convert_plain(hint, value)
         if converted is not _MISSING:
@@ -218,6 +239,8 @@ def _check_range(metadata: Mapping[str, Any], value: Any, where: str) -> None:
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             continue
+        if math.isnan(number):
+            raise ConfigError(f"{where} must be a number, not NaN")
         low, high, above = metadata.get("low"), metadata.get("high"), metadata.get("above")
         bounds = [
             (low, low is not None and not number >= low, "at least"),
@@ -233,13 +256,15 @@ def _readable(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, where: str) -> Any:
     if isinstance(value, Settings):
         return value.to_dict()
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_plain(item, where) for item in value]
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
+        return {str(key): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ConfigError(f"{where} can be sent and saved as numbers, text, lists and dicts only, not as {value!r:.80}")

@@ -187,7 +187,10 @@ def _levels(space: gymnasium.Space[Any], path: str, division_num: int) -> list[n
         if not space.is_bounded():
             raise SpaceError(f"{path} space {space} has no finite bounds, so it cannot be divided into levels")
         bounds = zip(space.low.flat, space.high.flat, strict=True)
-        return [np.linspace(low, high, division_num).astype(space.dtype) for low, high in bounds]
+        levels = [np.linspace(low, high, division_num) for low, high in bounds]
+        if np.issubdtype(space.dtype, np.integer):
+            levels = [np.unique(np.rint(values)) for values in levels]  # few integers need fewer levels
+        return [values.astype(space.dtype) for values in levels]
     raise SpaceError(f"{path} space {space} cannot be made discrete actions")
 
 
@@ -212,5 +215,10 @@ def _continuous(space: gymnasium.Space[Any]) -> tuple[ContinuousActions, ActionA
     if not isinstance(space, spaces.Box) or not space.is_bounded() or not np.issubdtype(space.dtype, np.floating):
         raise SpaceError(f"action space {space} is not a bounded Box of floats, which this algorithm needs")
     low, high = (tuple(float(value) for value in bound.flat) for bound in (space.low, space.high))
-    shape, dtype = space.shape, space.dtype
-    return ContinuousActions(low, high), lambda action: np.asarray(action, dtype).reshape(shape)
+
+    def to_env(action: Any) -> np.ndarray:
+        # A bound of a float64 space may be rounded outwards in the algorithm's float32.
+        clipped: np.ndarray = np.clip(np.asarray(action, space.dtype).reshape(space.shape), space.low, space.high)
+        return clipped
+
+    return ContinuousActions(low, high), to_env

@@ -13,7 +13,7 @@ from srl.base.algorithm import Exploration, Policy, RLConfig, Step, Tree
 from srl.base.env import as_seeds
 from srl.base.segment import End, Segment, overlap
 from srl.base.spaces import DiscreteActions, Spaces
-from srl.runner.lanes import Lanes, Stacks
+from srl.runner.lanes import Lanes, Stacks, restarted
 
 TRAINING_STREAM = 0
 """Number of the random stream that training envs and exploration are seeded from."""
@@ -73,16 +73,15 @@ class Actor:
         """Act once in every lane; returns the segments that this completed."""
         explore = Exploration(self.train_count, self._lane_numbers, self.total_lanes, self._distributed)
         chosen = self._policy.act(self._parameters, self._stacks.array, self._state, self._rng, explore)
-        segments = self._builder.score(chosen.scores, self.version)
+        segments = self._builder.score(chosen.scores)
         step = self._lanes.step(chosen.action)
-        self._builder.append(chosen, step.active, step.rewards, step.frames)
-        segments += self._builder.end(step.terminated, step.truncated, self.version)
+        self._builder.append(chosen, step.active, step.rewards, step.frames, self.version)
+        segments += self._builder.end(step.terminated, step.truncated)
         self._stacks.push(step)
         self._state = chosen.state
         if step.started.any():
             self._builder.begin(step.started, step.first_frames)
-            if self._state is not None:
-                self._state = _restart(self._state, self._policy.initial_state(len(self._lanes)), step.started)
+            self._state = restarted(self._state, self._policy.initial_state(len(self._lanes)), step.started)
         return Produced(segments, int(step.active.sum()), list(step.episode_rewards), list(step.episode_lengths))
 
     def flush(self) -> list[Segment]:
@@ -90,7 +89,7 @@ class Actor:
 
         They end as truncated: from here on nothing follows, and the last frame's value is bootstrapped.
         """
-        return self._builder.flush(self.version)
+        return self._builder.flush()
 
     def close(self) -> None:
         """Close the envs."""
@@ -126,6 +125,7 @@ class SegmentBuilder:
         self._context = np.zeros(lanes, np.int64)
         self._sequence = np.zeros(lanes, np.int64)
         self._rows = np.arange(lanes)
+        self._version = 0  # that the last step was chosen with; parameters may have come since
 
     def begin(self, started: np.ndarray, first_frames: np.ndarray) -> None:
         """Start an episode in the lanes of a mask."""
@@ -133,7 +133,7 @@ class SegmentBuilder:
         self._count[started] = 1
         self._context[started] = 0
 
-    def score(self, scores: Mapping[str, np.ndarray], version: int) -> list[Segment]:
+    def score(self, scores: Mapping[str, np.ndarray]) -> list[Segment]:
         """Note what the policy thinks of the current frames, then cut the lanes that are full.
 
         Cutting waits for this moment because only now the value of a segment's last frame is known.
@@ -143,10 +143,11 @@ class SegmentBuilder:
                 self._scores[name] = np.full((len(self._rows), self._length + 1), np.nan, np.float32)
             self._scores[name][self._rows, self._count - 1] = values
         full = np.flatnonzero(self._count == self._length + 1)
-        return [self._cut(int(lane), version) for lane in full]
+        return [self._cut(int(lane)) for lane in full]
 
-    def append(self, chosen: Step, active: np.ndarray, rewards: np.ndarray, frames: np.ndarray) -> None:
-        """Add a step to the lanes of a mask."""
+    def append(self, chosen: Step, active: np.ndarray, rewards: np.ndarray, frames: np.ndarray, version: int) -> None:
+        """Add a step, chosen with parameters of `version`, to the lanes of a mask."""
+        self._version = version
         rows = self._rows if active.all() else np.flatnonzero(active)
         at = self._count[rows]
         self._frames[rows, at] = frames[rows]
@@ -162,23 +163,23 @@ class SegmentBuilder:
             values[rows, at] = np.nan
         self._count[rows] += 1
 
-    def end(self, terminated: np.ndarray, truncated: np.ndarray, version: int) -> list[Segment]:
+    def end(self, terminated: np.ndarray, truncated: np.ndarray) -> list[Segment]:
         """Finish the segments of lanes whose episode ended; a terminal state outweighs a time limit."""
         lanes = np.flatnonzero(terminated | truncated)
         ends = [End.TERMINATED if terminated[lane] else End.TRUNCATED for lane in lanes]
-        segments = [self._segment(int(lane), end, version) for lane, end in zip(lanes, ends, strict=True)]
+        segments = [self._segment(int(lane), end) for lane, end in zip(lanes, ends, strict=True)]
         self._count[lanes] = 0  # nothing more can be cut or flushed until the lane begins again
         return segments
 
-    def flush(self, version: int) -> list[Segment]:
+    def flush(self) -> list[Segment]:
         """Finish every lane that has steps of its own."""
         lanes = np.flatnonzero(self._count - 1 > self._context)
-        segments = [self._segment(int(lane), End.TRUNCATED, version) for lane in lanes]
+        segments = [self._segment(int(lane), End.TRUNCATED) for lane in lanes]
         self._count[lanes] = 1
         return segments
 
-    def _cut(self, lane: int, version: int) -> Segment:
-        segment = self._segment(lane, End.CUT, version)
+    def _cut(self, lane: int) -> Segment:
+        segment = self._segment(lane, End.CUT)
         kept = overlap(self._window, self._n_step)
         count = self._count[lane]
         for array, length in [
@@ -194,7 +195,7 @@ class SegmentBuilder:
         self._context[lane] = self._window - 1
         return segment
 
-    def _segment(self, lane: int, end: End, version: int) -> Segment:
+    def _segment(self, lane: int, end: End) -> Segment:
         count = int(self._count[lane])
         segment = Segment(
             frames=self._frames[lane, :count].copy(),
@@ -204,21 +205,10 @@ class SegmentBuilder:
             context=int(self._context[lane]),
             lane=int(self._lane_numbers[lane]),
             sequence=int(self._sequence[lane]),
-            version=version,
+            version=self._version,
             extras={name: values[lane, : count - 1].copy() for name, values in self._extras.items()},
         )
         self._sequence[lane] += 1
         scores = {name: values[lane, :count] for name, values in self._scores.items()}
         priorities = self._priorities(segment.rewards, end, segment.transitions(self._n_step), scores)
         return segment if priorities is None else replace(segment, priorities=priorities.astype(np.float32))
-
-
-def _restart(state: Tree, initial: Tree | None, started: np.ndarray) -> dict[str, Any]:
-    """Return `state` with the initial state in the lanes that begin an episode."""
-    assert initial is not None, "a policy with recurrent state has an initial one"
-    return {
-        name: _restart(value, initial[name], started)
-        if isinstance(value, Mapping)
-        else np.where(started.reshape(-1, *[1] * (np.ndim(value) - 1)), initial[name], value)
-        for name, value in state.items()
-    }

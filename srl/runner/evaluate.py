@@ -10,7 +10,7 @@ import numpy as np
 
 from srl.base.algorithm import Policy, RLConfig, Tree
 from srl.base.env import EnvConfig, as_seeds
-from srl.runner.lanes import Stacks, make_lanes
+from srl.runner.lanes import Stacks, make_lanes, restarted
 
 EVALUATION_STREAM = 1
 """Number of the random stream that evaluation envs are seeded from."""
@@ -55,7 +55,7 @@ class Evaluator:
         chosen = self._policy.act(self._parameters, self._stacks.array, self._state, self._rng, None)
         step = self._lanes.step(chosen.action)
         self._stacks.push(step)
-        self._state = chosen.state
+        self._state = restarted(chosen.state, self._policy.initial_state(len(self._lanes)), step.started)
         self.env_steps += int(step.active.sum())
         for lane, reward in zip(step.episode_lanes, step.episode_rewards, strict=True):
             if len(self._rewards[lane]) < self._quota[lane]:

@@ -99,7 +99,9 @@ class History:
         path = Path(directory) / FILE_NAME
         if not path.is_file():
             missing = "it has no history.jsonl" if path.parent.is_dir() else "there is no such directory"
-            raise CheckpointError(f"no history in {path.parent}: {missing}; give what was given as history_save_dir")
+            raise CheckpointError(
+                f"no history in {path.parent}: {missing}; give what was history_save_dir (--history-dir)"
+            )
         return cls(_read(path)[0], str(path))
 
     @property

@@ -5,14 +5,14 @@ every step returns the real last frame of an episode, and separately the first f
 Actors and evaluators step envs only through this.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from srl.base.algorithm import RLConfig
+from srl.base.algorithm import RLConfig, Tree
 from srl.base.env import EPISODE_STATS, AgentEnv, EnvConfig, make_agent_env
 from srl.base.spaces import Spaces
 
@@ -123,3 +123,15 @@ class Stacks:
         self.array[:, -1] = step.frames
         if step.started.any():
             self.array[step.started] = step.first_frames[step.started, None]
+
+
+def restarted(state: Tree | None, initial: Tree | None, started: np.ndarray) -> Tree | None:
+    """Return a policy's recurrent state `[B, ...]` with the initial one in the lanes that begin an episode."""
+    if state is None or initial is None or not started.any():
+        return state
+    return {
+        name: restarted(value, initial[name], started)
+        if isinstance(value, Mapping)
+        else np.where(started.reshape(-1, *[1] * (np.ndim(value) - 1)), initial[name], value)
+        for name, value in state.items()
+    }

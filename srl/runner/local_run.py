@@ -16,7 +16,7 @@ from srl.runner.lanes import make_lanes
 from srl.runner.progress import Progress
 from srl.runner.run_config import RunConfig
 from srl.runner.shutdown import StopEvent
-from srl.runner.status import ActorStatus, Evaluation, RunStatus, TrainerStatus
+from srl.runner.status import ActorStatus, Evaluation, RunState, RunStatus, TrainerStatus
 from srl.runner.trainer import Trainer
 
 REPORT_S = 1.0
@@ -43,7 +43,9 @@ class LocalRun:
         history_dir: Path | None,
     ) -> None:
         self._name = env_config.name
-        self._configs = {"env": env_config.to_dict(), "rl": config.to_dict()}
+        self._configs: dict[str, Any] = {}
+        if checkpoint_dir is not None:
+            self._configs = {"env": env_config.to_dict(), "rl": config.to_dict()}
         self._run_config = run_config
         self._trainer = trainer
         lanes = make_lanes(env_config, config, range(run_config.num_envs))
@@ -53,7 +55,7 @@ class LocalRun:
             policy,
             config,
             # A second call plays on, it does not play the first one's episodes again.
-            seed=run_config.seed + trainer.train_count,
+            seed=run_config.seed + env_steps,
             lane_numbers=range(run_config.num_envs),
             total_lanes=run_config.num_envs,
             distributed=False,
@@ -80,6 +82,15 @@ class LocalRun:
 
     def run(self, stop: StopEvent, progress: Progress) -> None:
         """Train until a stop condition is met or `stop` is set; everything learned stays in the trainer."""
+        try:
+            self._train(stop, progress)
+        except Exception as error:
+            progress.update(self._status("failed", f"{type(error).__name__}: {error}"))
+            raise
+        finally:
+            self._close()
+
+    def _train(self, stop: StopEvent, progress: Progress) -> None:
         self._started_s = time.monotonic()
         next_report_s = next_checkpoint_s = next_evaluation_s = 0.0
         if self._checkpoint_dir is not None:
@@ -103,7 +114,6 @@ class LocalRun:
         if self._checkpoint_dir is not None:
             self._save_checkpoint()
         progress.update(self._status("cancelled" if stop.is_set() else "done"))
-        self._close()
 
     def _turn(self) -> None:
         """One vector step, then the updates that are due after it."""
@@ -194,14 +204,15 @@ class LocalRun:
             config=self._configs,
         )
 
-    def _status(self, state: str) -> RunStatus:
+    def _status(self, state: RunState, error: str | None = None) -> RunStatus:
         config, trainer, now_s = self._run_config, self._trainer, self._elapsed_s()
         times_left_s = [] if config.timeout is None else [config.timeout - now_s]
         if config.max_train_count is not None and self._rates[0] > 0:
             times_left_s.append(self._updates_left() / self._rates[0])
         return RunStatus(
             task=self._name,
-            state=state,  # type: ignore[arg-type]
+            state=state,
+            error=error,
             elapsed_s=now_s,
             remaining_s=max(0.0, min(times_left_s)) if times_left_s else None,
             train_count=trainer.train_count,
@@ -216,6 +227,7 @@ class LocalRun:
                 updates_per_s=self._rates[0],
                 steps_received_per_s=self._rates[1],
                 steps_received=self._env_steps,
+                waiting_for="" if self._rates[0] else trainer.limiter.waiting_for(len(trainer.memory)),
             ),
             actors=(
                 ActorStatus(

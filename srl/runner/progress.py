@@ -39,7 +39,7 @@ class Progress:
         self,
         live: bool | None = None,
         interval_s: float | None = None,
-        address: str = "",
+        address: str | None = "",
         *,
         enabled: bool = True,
         console: "Console | None" = None,
@@ -102,14 +102,13 @@ class Progress:
             logger.info(line)
 
 
-def log_lines(status: RunStatus, address: str = "", clock: datetime | None = None) -> list[str]:
+def log_lines(status: RunStatus, address: str | None = "") -> list[str]:
     """Return a line for the run and, indented below, one for each worker or missing worker.
 
     Args:
-        address: the broker's URL for the hints. clock: time of day to print; now by default.
+        address: the broker's URL for the hints, `None` where the workers are being started for the user.
     """
-    clock_text = f"{clock or datetime.now():%H:%M:%S}"
-    lines = [" | ".join([f"{clock_text} {status.task}: {status.state}", *_run_facts(status)])]
+    lines = [" | ".join([f"{status.task}: {status.state}", *_run_facts(status)])]
     if status.trainer is not None:
         lines.append(" | ".join([f"  trainer {status.trainer.worker}", *_trainer_facts(status, status.trainer)]))
     lines += [
@@ -133,14 +132,19 @@ def final_line(status: RunStatus) -> str:
     return " | ".join(facts)
 
 
-def live_table(status: RunStatus, address: str = "") -> "Group":
+def live_table(status: RunStatus, address: str | None = "") -> "Group":
     """Return the same as `log_lines` for a terminal, as a rich renderable."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     colors = {"waiting": "yellow", "running": "cyan", "done": "green", "failed": "red", "cancelled": "magenta"}
-    head = Text.assemble((status.task, "bold"), "  ", (status.state, f"bold {colors[status.state]}"))
+    head = Text.assemble(
+        (f"{datetime.now():%H:%M:%S}  ", "dim"),
+        (status.task, "bold"),
+        "  ",
+        (status.state, f"bold {colors[status.state]}"),
+    )
     facts = Text("  ".join(_run_facts(status)))
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 3, 0, 0))
     for name in ("worker", "heartbeat", "rate", "received / sent", "lag", ""):
@@ -219,17 +223,21 @@ def _actor_facts(status: RunStatus, actor: ActorStatus) -> tuple[str, str, str, 
     return *facts, f"waiting: {actor.waiting_for}" if actor.waiting_for else "playing"
 
 
-def _hints(status: RunStatus, address: str) -> list[str]:
+def _hints(status: RunStatus, address: str | None) -> list[str]:
     """Say which workers a run lacks and how to start them."""
+    missing = status.actor_num - len(status.actors)
     if status.finished:
         return []
+    if address is None:
+        starting = ["trainer"] * (status.trainer is None) + [f"{missing} of {status.actor_num} actors"] * (missing > 0)
+        return [f"starting: {', '.join(starting)}"] if starting else []
     option = f" --redis-url {_hide_password(address)}" if address else ""
     hints = []
     if status.trainer is None:
         hints.append(f"no trainer has joined yet; start one with: srl trainer{option}")
     if not status.actors:
         hints.append(f"no actor has joined yet; start one with: srl actor{option}")
-    elif len(status.actors) < status.actor_num:
+    elif missing > 0:
         hints.append(f"{len(status.actors)} of {status.actor_num} actors joined; start more with: srl actor{option}")
     return hints
 

@@ -15,7 +15,9 @@ class RunConfig(Settings):
     """One run. At least one stop condition must be given; the first that is reached ends the run."""
 
     max_train_count: int | None = setting(None, doc="updates to do in this run")
-    max_steps: int | None = setting(None, doc="env steps to take in this run")
+    max_steps: int | None = setting(
+        None, doc="env steps to take in this run; all lanes step together, so it may be a few more"
+    )
     max_episodes: int | None = setting(None, doc="training episodes to finish in this run")
     timeout: float | None = setting(None, doc="seconds after which the run ends")
     seed: int = setting(0, low=0, doc="everything random follows from it")

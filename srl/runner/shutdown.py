@@ -24,9 +24,11 @@ class StopEvent(threading.Event):
 
 
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[StopEvent]:
-    """Give an event that SIGINT and SIGTERM set; outside the main thread it is only an event."""
+def stop_on_signals(also: threading.Event | None = None) -> Iterator[StopEvent]:
+    """Give an event that SIGINT, SIGTERM and `also` set; outside the main thread signals are left alone."""
     stop = StopEvent()
+    if also is not None:
+        threading.Thread(target=_forward, args=(also, stop), name="srl-stop", daemon=True).start()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -48,3 +50,8 @@ def stop_on_signals() -> Iterator[StopEvent]:
         yield stop
     finally:
         restore()
+
+
+def _forward(source: threading.Event, target: threading.Event) -> None:
+    source.wait()
+    target.set()

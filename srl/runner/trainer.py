@@ -110,4 +110,7 @@ class Trainer:
         """Go on from `get_state`'s data."""
         with self._lock:
             self.memory.set_state(state["memory"])
-            self.limiter.set_state(state["limiter"])
+            self.limiter.check_valid(state["limiter"])
+            # A memory that was lost is warmed up again, and the ratio counts from there.
+            if len(self.memory) >= self.memory.warmup_size:
+                self.limiter.set_state(state["limiter"])

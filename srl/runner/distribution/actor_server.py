@@ -4,20 +4,22 @@ The playing loop hands whole messages to the link and picks up newer parameters 
 the network overlap; when the backlog at the broker is full, the loop waits.
 """
 
-import json
+import contextlib
 import logging
 import queue
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from srl.base.algorithm import Tree
 from srl.base.env import EnvConfig
+from srl.base.segment import Segment
 from srl.runner.actor import Actor, Produced
-from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, Lease, Reply, TaskDefinition
-from srl.runner.distribution.servers import persist
+from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, Lease, Reply, TaskDefinition, persist
 from srl.runner.distribution.trainer_server import BEAT_S, Rates
 from srl.runner.distribution.wire import Experience, decode_tree, encode_experience
 from srl.runner.evaluate import Evaluator
@@ -28,101 +30,102 @@ from srl.runner.status import ActorStatus, Evaluation
 
 logger = logging.getLogger("srl")
 
+T = TypeVar("T")
+
 MESSAGE_AGE_S = 0.5
 """A message is not held back for longer than this, however slow the env is."""
-POLL_S = 0.02
+POLL_S = 0.1
+FULL_S = 0.02, 0.5
+"""First and longest pause before an actor looks again whether the backlog has room."""
+FIRST_PARAMETERS_S = 0.25
+"""How often an actor asks for the first parameters, which it cannot play without."""
 FLUSH_S = 5.0
 """How long a stopping actor tries to send what it still has."""
 
 
-class ActorSession:
-    """Plays for one task until it is over, the lease is lost or `stop` is set."""
-
-    def __init__(self, broker: Broker, lease: Lease, definition: TaskDefinition, stop: threading.Event) -> None:
-        self._env_config = EnvConfig.from_dict(definition.env)
-        self._config = config_from_dict(definition.rl)
-        self._run_config = RunConfig.from_dict(definition.run)
-        self._lease = lease
-        self._link = ActorLink(broker, lease, stop)
-
-    def run(self) -> None:
-        """Play; raises what went wrong in either thread."""
-        config, link = self._run_config, self._link
-        first = self._lease.slot * config.num_envs
-        lane_numbers = range(first, first + config.num_envs)
-        lanes = make_lanes(self._env_config, self._config, lane_numbers)
-        policy = self._config.make_policy(lanes.spaces)
+def serve_actor(broker: Broker, lease: Lease, definition: TaskDefinition, stop: threading.Event) -> None:
+    """Play for one task until it is over, the lease is lost or `stop` is set; raises what went wrong."""
+    env_config = EnvConfig.from_dict(definition.env)
+    config = config_from_dict(definition.rl)
+    run_config = RunConfig.from_dict(definition.run)
+    first = lease.slot * run_config.num_envs
+    lane_numbers = range(first, first + run_config.num_envs)
+    # The link comes first: it keeps the lease while envs, which may take long, are made.
+    with ActorLink(broker, lease, stop) as link, contextlib.ExitStack() as stack:
+        lanes = make_lanes(env_config, config, lane_numbers)
+        stack.callback(lanes.close)
+        policy = config.make_policy(lanes.spaces)
         actor = Actor(
             lanes,
             policy,
-            self._config,
-            seed=config.seed,
+            config,
+            # A run that goes on plays on, it does not play the first one's episodes again.
+            seed=run_config.seed + definition.start_env_steps,
             lane_numbers=lane_numbers,
-            total_lanes=config.actor_num * config.num_envs,
+            total_lanes=run_config.actor_num * run_config.num_envs,
             distributed=True,
         )
         evaluator = None
-        if self._lease.slot == 0 and config.eval_episodes:
-            evaluator = Evaluator(
-                self._env_config, self._config, policy, episodes=config.eval_episodes, seed=config.seed
-            )
-        with link:
-            self._play(actor, evaluator)
-            if not link.over:
-                link.close(actor.flush())
-        actor.close()
+        if lease.slot == 0 and run_config.eval_episodes:
+            evaluator = Evaluator(env_config, config, policy, episodes=run_config.eval_episodes, seed=run_config.seed)
+            stack.callback(evaluator.close)
+        _play(link, actor, evaluator, run_config)
+        link.flush(actor.flush())
+
+
+def _play(link: "ActorLink", actor: Actor, evaluator: Evaluator | None, run_config: RunConfig) -> None:
+    next_evaluation_s = 0.0
+    newest = link.wait_for_parameters()
+    while newest is not None and not link.stopping:
+        if newest.version != actor.version:
+            actor.set_parameters(newest.tree, newest.version)
+        actor.train_count = link.train_count
+        actor.total_lanes = link.actor_num * run_config.num_envs
+        link.add(actor.step(), actor.version)
         if evaluator is not None:
-            evaluator.close()
-
-    def _play(self, actor: Actor, evaluator: Evaluator | None) -> None:
-        link, next_evaluation_s = self._link, 0.0
-        newest = link.wait_for_parameters()
-        while newest is not None and not link.over:
-            if newest.version != actor.version:
-                actor.set_parameters(newest.tree, newest.version)
-            actor.train_count = link.train_count
-            actor.total_lanes = link.actor_num * self._run_config.num_envs
-            link.add(actor.step(), actor.version)
-            if evaluator is not None:
-                if not evaluator.running and time.monotonic() >= next_evaluation_s:
-                    evaluated = newest
-                    evaluator.begin(newest.tree)
-                elif evaluator.running and (rewards := evaluator.step()) is not None:
-                    link.report_evaluation(rewards, evaluated.train_count)
-                    next_evaluation_s = time.monotonic() + self._run_config.eval_interval_s
-            newest = link.newest
+            if not evaluator.running and time.monotonic() >= next_evaluation_s:
+                evaluated = newest
+                evaluator.begin(newest.tree)
+            elif evaluator.running and (rewards := evaluator.step()) is not None:
+                link.report_evaluation(rewards, evaluated.train_count)
+                next_evaluation_s = time.monotonic() + run_config.eval_interval_s
+        newest = link.newest
 
 
+@dataclass(frozen=True)
 class Published:
     """Parameters as an actor received them."""
 
-    def __init__(self, version: int, tree: Tree, train_count: int) -> None:
-        self.version = version
-        self.tree = tree
-        self.train_count = train_count
+    version: int
+    tree: Tree
+    train_count: int
 
 
 class ActorLink:
-    """Sends messages, beats, and fetches parameters in a thread of its own; a context manager."""
+    """Sends messages, beats, and fetches parameters in a thread of its own; a context manager.
+
+    At its end it sends what it was given; then it raises what the broker refused, or what went wrong.
+    """
 
     def __init__(self, broker: Broker, lease: Lease, stop: threading.Event) -> None:
         self._broker = broker
         self._lease = lease
         self._stop = stop
-        self._over = threading.Event()
+        self._over = threading.Event()  # the thread has ended
+        self._closing = threading.Event()  # nothing more will be added
         self._failure: BaseException | None = None
         self._messages: queue.Queue[tuple[bytes, int]] = queue.Queue(maxsize=2)
-        self._evaluations: queue.SimpleQueue[tuple[Evaluation, dict[str, Any]]] = queue.SimpleQueue()
+        self._evaluations: queue.SimpleQueue[tuple[Evaluation, float]] = queue.SimpleQueue()
         self._pending = Produced()
         self._pending_transitions = 0
         self._pending_since_s = time.monotonic()
         self._sequence = 0
         self._parameters_ready = threading.Event()
-        self._closing = threading.Event()
-        self._started_ms = 0
+        self._give_up_s: float | None = None
+        self._started_s = 0.0
         self._env_steps = self._steps_sent = self._episodes = self._version = 0
         self._rates = Rates(0, 0)
-        self._waiting_for = ""
+        self._waiting_for = "its envs to be ready"
         self.newest: Published | None = None
         self.train_count = 0
         self.actor_num = 1
@@ -139,14 +142,16 @@ class ActorLink:
             raise self._failure
 
     @property
-    def over(self) -> bool:
+    def stopping(self) -> bool:
         """Whether playing is to stop: a signal, the task's end, or a failure of the link."""
         return self._over.is_set() or self._stop.is_set()
 
     def wait_for_parameters(self) -> Published | None:
-        """Wait for the trainer's first parameters; `None` where playing is over before that."""
-        while not self.over and not self._parameters_ready.wait(POLL_S):
+        """Wait for the trainer's first parameters; `None` where playing is to stop before that."""
+        self._waiting_for = "the trainer's first parameters"
+        while not self.stopping and not self._parameters_ready.wait(POLL_S):
             continue
+        self._waiting_for = ""
         return self.newest
 
     def add(self, produced: Produced, version: int) -> None:
@@ -164,28 +169,28 @@ class ActorLink:
         self._pending_transitions += sum(len(segment.actions) for segment in produced.segments)
         old = pending.segments and time.monotonic() - self._pending_since_s > MESSAGE_AGE_S
         if self._pending_transitions >= MESSAGE_STEPS or old:
-            message = self._take_message()
-            while not self.over:
-                try:
-                    self._messages.put(message, timeout=POLL_S)
-                    return
-                except queue.Full:
-                    continue
+            self._hand_over()
 
-    def close(self, segments: list[Any]) -> None:
-        """Send everything that is left before the link stops."""
+    def flush(self, segments: list[Segment]) -> None:
+        """Hand over everything that is left, with these last segments."""
         self._pending.segments += segments
-        if self._pending.segments:
-            # The thread empties the queue before it ends, so this waits at most for one message to go.
-            self._messages.put(self._take_message(), timeout=FLUSH_S)
+        if self._pending.segments or self._pending.env_steps:
+            self._hand_over()
 
     def report_evaluation(self, rewards: list[float], train_count: int) -> None:
         """Leave an evaluation for the status and the history."""
         mean = sum(rewards) / len(rewards)
         evaluation = Evaluation(train_count=train_count, episodes=len(rewards), mean_reward=mean)
-        elapsed_s = time.time() - self._started_ms / 1000
-        row = {"time": round(elapsed_s, 3), "train": train_count, "role": "eval", "worker": self._lease.worker}
-        self._evaluations.put((evaluation, {**row, "eval_reward0": mean}))
+        self._evaluations.put((evaluation, time.monotonic() - self._started_s))
+
+    def _hand_over(self) -> None:
+        message = self._take_message()
+        while not self._over.is_set():
+            try:
+                self._messages.put(message, timeout=POLL_S)
+                return
+            except queue.Full:
+                continue
 
     def _take_message(self) -> tuple[bytes, int]:
         pending, self._pending = self._pending, Produced()
@@ -206,14 +211,10 @@ class ActorLink:
     def _work(self) -> None:
         try:
             self._beat()
-            while not self._over.is_set() and not (self._closing.is_set() and self._messages.empty()):
-                try:
-                    message, env_steps = self._messages.get(timeout=POLL_S if self.newest is None else 0.1)
-                except queue.Empty:
-                    pass
-                else:
-                    self._send(message, env_steps)
-                if self._rates.since_s() >= BEAT_S or self.newest is None:
+            while not (self._closing.is_set() and self._messages.empty()):
+                with contextlib.suppress(queue.Empty):
+                    self._send(*self._messages.get(timeout=POLL_S))
+                if self._rates.since_s() >= (BEAT_S if self.newest is not None else FIRST_PARAMETERS_S):
                     self._beat()
                 while not self._evaluations.empty():
                     self._store_evaluation(*self._evaluations.get())
@@ -223,29 +224,32 @@ class ActorLink:
             self._over.set()
 
     def _send(self, message: bytes, env_steps: int) -> None:
-        deadline_s: float | None = None
-        while not self._over.is_set():
-            reply = persist(lambda: self._broker.send(self._lease, message), self._broker, self._stop)
-            if reply is None:
-                return
+        pause_s, longest_s = FULL_S
+        while (reply := self._ask(lambda: self._broker.send(self._lease, message))) is not None:
             self._note(reply)
             if reply.sent:
                 self._steps_sent += env_steps
-                self._waiting_for = ""
                 return
             self._waiting_for = "the trainer: the backlog is full"
-            if self._stop.is_set():
-                deadline_s = deadline_s or time.monotonic() + FLUSH_S
-                if time.monotonic() > deadline_s:
-                    logger.warning("%s: the backlog stayed full, %d env steps are lost", self._lease.worker, env_steps)
-                    return
-            self._over.wait(POLL_S)
-            if self._rates.since_s() >= BEAT_S:
-                self._beat()
+            while reply is not None and len(message) > reply.room and not self._late():
+                self._over.wait(pause_s)  # which only this thread sets
+                pause_s = min(2 * pause_s, longest_s)
+                reply = self._beat()
+            self._waiting_for = ""
+            if reply is None or self._late():
+                break
+        logger.warning("%s: %d env steps could not be sent and are lost", self._lease.worker, env_steps)
 
-    def _beat(self) -> None:
+    def _late(self) -> bool:
+        """Whether an actor that ends has tried for long enough."""
+        if not (self._stop.is_set() or self._closing.is_set()):
+            return False
+        if self._give_up_s is None:
+            self._give_up_s = time.monotonic() + FLUSH_S
+        return time.monotonic() > self._give_up_s
+
+    def _beat(self) -> Reply | None:
         env_rate, sent_rate = self._rates.take(self._env_steps, self._steps_sent)
-        waiting_for = self._waiting_for if self.newest is not None else "the trainer's first parameters"
         status = ActorStatus(
             worker=self._lease.worker,
             slot=self._lease.slot,
@@ -255,30 +259,37 @@ class ActorLink:
             steps_sent=self._steps_sent,
             episodes=self._episodes,
             parameter_version=self._version,
-            waiting_for=waiting_for,
+            waiting_for=self._waiting_for,
         )
         text = msgspec.json.encode(status).decode()
-        reply = persist(lambda: self._broker.beat(self._lease, text), self._broker, self._stop)
+        reply = self._ask(lambda: self._broker.beat(self._lease, text))
         if reply is not None:
             self._note(reply)
+        return reply
 
     def _note(self, reply: Reply) -> None:
-        if reply.state not in ("waiting", "running"):
-            logger.info("%s: task %s is %s", self._lease.worker, self._lease.task, reply.state)
-            self._over.set()
-            return
         self.train_count, self.actor_num = reply.train_count, reply.actor_num
-        if reply.version > (self.newest.version if self.newest is not None else 0):
-            answer = persist(lambda: self._broker.parameters_blob(self._lease.task), self._broker, self._stop)
-            if answer is not None and answer[1] is not None:
-                tree, metadata = decode_tree(answer[1])
-                self.newest = Published(answer[0], tree, int(metadata["train_count"]))
-                if not self._started_ms:
-                    fields = self._broker.task_fields(self._lease.task)
-                    self._started_ms = int(fields.get("started_ms", 0))
-                self._parameters_ready.set()
+        if reply.version <= (self.newest.version if self.newest is not None else 0):
+            return
+        answer = self._ask(lambda: self._broker.parameters_blob(self._lease.task))
+        if answer is not None and answer[1] is not None:
+            if self.newest is None:
+                elapsed_s = self._ask(lambda: self._broker.elapsed_s(self._lease.task))
+                self._started_s = time.monotonic() - (elapsed_s or 0.0)
+            tree, metadata = decode_tree(answer[1])
+            self.newest = Published(answer[0], tree, int(metadata["train_count"]))
+            self._parameters_ready.set()
 
-    def _store_evaluation(self, evaluation: Evaluation, row: dict[str, Any]) -> None:
-        text = json.dumps(msgspec.to_builtins(evaluation))
-        persist(lambda: self._broker.set_evaluation(self._lease.task, text), self._broker, self._stop)
-        persist(lambda: self._broker.add_history(self._lease.task, row), self._broker, self._stop)
+    def _store_evaluation(self, evaluation: Evaluation, elapsed_s: float) -> None:
+        row = {
+            "time": round(elapsed_s, 3),
+            "train": evaluation.train_count,
+            "role": "eval",
+            "worker": self._lease.worker,
+            "eval_reward0": evaluation.mean_reward,
+        }
+        text = msgspec.json.encode(evaluation).decode()
+        self._ask(lambda: self._broker.add_history(self._lease, row, text))
+
+    def _ask(self, call: Callable[[], T]) -> T | None:
+        return persist(call, self._broker, self._stop)

@@ -2,132 +2,213 @@
 
 Commands are those of Redis 7.0, so Redis and Valkey both serve. `Broker` is used by the client
 (`TaskManager`), the trainer and the actors; every write of a worker is fenced by its lease in the script
-that does it, so a worker that lost its lease cannot change anything.
+that does it, so a worker that lost its lease, or whose task is over, cannot change anything.
 """
 
 import dataclasses
 import json
+import logging
 import re
 import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from srl.base.errors import BrokerError, ProtocolError
+from srl.base.errors import BrokerError, BrokerUnreachableError, ProtocolError
 from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.distribution.wire import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     import redis
 
+logger = logging.getLogger("srl")
+
+T = TypeVar("T")
+
 TASKS_KEY = "srl:tasks"
-EXPERIENCE_GROUP = "trainer"
+QUEUE_KEY = "srl:queue"
 LEASE_MS = 8_000
-"""A worker that has not renewed its lease for this long is replaced."""
+"""A worker that has been silent for this long may be replaced."""
 KEEP_FINISHED_S = 7 * 24 * 3600
 """How long a finished task's parameters, checkpoint and history stay for a client to fetch."""
 MESSAGE_STEPS = 128
 """Transitions that an actor sends at once: enough for few broker commands, few enough to stay fresh."""
 HISTORY_LENGTH = 100_000
-ERROR_LENGTH = 100
+EVENT_LENGTH = 100
 FINAL_STATES = ("done", "failed", "cancelled")
 
-# A task's state is created by the client, and changed only by scripts that refuse to leave a final state.
-_CREATE = """
-local now = redis.call('TIME')
-local ms = now[1] * 1000 + math.floor(now[2] / 1000)
-redis.call('HSET', KEYS[2], 'name', ARGV[2], 'definition', ARGV[3], 'protocol', ARGV[4], 'state', 'waiting',
-  'created_ms', ms, 'actor_num', ARGV[5], 'backlog_limit', ARGV[6], 'train_count', ARGV[7],
-  'target_train_count', ARGV[9], 'timeout_s', ARGV[10])
-redis.call('XGROUP', 'CREATE', KEYS[3], 'trainer', '0', 'MKSTREAM')
-if ARGV[8] ~= '' then redis.call('HSET', KEYS[4], 'blob', ARGV[8], 'id', '0') end
-return redis.call('ZADD', KEYS[1], ms, ARGV[1])
-"""
-
-_FINISH = """
-local state = redis.call('HGET', KEYS[1], 'state')
-if not state or state == 'done' or state == 'failed' or state == 'cancelled' then return 0 end
-if ARGV[4] ~= '' and redis.call('GET', KEYS[4]) ~= ARGV[4] then return 0 end
-local now = redis.call('TIME')
-redis.call('HSET', KEYS[1], 'state', ARGV[1], 'error', ARGV[2], 'finished_ms', now[1] * 1000 + math.floor(now[2] / 1000))
-redis.call('DEL', KEYS[2], KEYS[3])
-for i = 1, #KEYS do redis.call('EXPIRE', KEYS[i], ARGV[3]) end
-return 1
-"""
-
-_ACQUIRE = """
-local state = redis.call('HGET', KEYS[2], 'state')
-if not state or state == 'done' or state == 'failed' or state == 'cancelled' then return '' end
-if redis.call('EXISTS', KEYS[1]) == 1 then return '' end
-local token = redis.call('HINCRBY', KEYS[2], 'epoch', 1) .. ':' .. ARGV[1]
-redis.call('SET', KEYS[1], token, 'PX', ARGV[2])
-if ARGV[3] == 'trainer' then
+_LUA = """
+local function final(state) return state == 'done' or state == 'failed' or state == 'cancelled' end
+local function now_ms()
   local now = redis.call('TIME')
-  redis.call('HSET', KEYS[2], 'state', 'running')
-  redis.call('HSETNX', KEYS[2], 'started_ms', now[1] * 1000 + math.floor(now[2] / 1000))
+  return now[1] * 1000 + math.floor(now[2] / 1000)
 end
-return token
 """
 
-_RELEASE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then
-  redis.call('HDEL', KEYS[2], ARGV[2])
-  return redis.call('DEL', KEYS[1])
-end
-return 0
-"""
-
-# One call keeps the lease, leaves the status for others to read, and answers what the worker must know.
-_BEAT = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return {} end
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-local now = redis.call('TIME')
-local ms = now[1] * 1000 + math.floor(now[2] / 1000)
-redis.call('HSET', KEYS[2], ARGV[3], ms .. ' ' .. ARGV[4])
-local task = redis.call('HMGET', KEYS[3], 'state', 'train_count', 'actor_num')
-local version = redis.call('HGET', KEYS[4], 'version')
-return {task[1] or 'cancelled', task[2] or '0', task[3] or '1', version or '0'}
-"""
-
-_SEND = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return {} end
-local task = redis.call('HMGET', KEYS[3], 'state', 'train_count', 'actor_num', 'backlog_limit')
-local version = redis.call('HGET', KEYS[4], 'version') or '0'
-local state = task[1] or 'cancelled'
-local sent = 0
-if state == 'waiting' or state == 'running' then
-  local held = tonumber(redis.call('GET', KEYS[6]) or '0')
-  if held == 0 or held + #ARGV[2] <= tonumber(task[4]) then
-    redis.call('XADD', KEYS[5], '*', 'd', ARGV[2])
-    redis.call('INCRBY', KEYS[6], #ARGV[2])
-    sent = 1
+# KEYS: tasks, queue, task, checkpoint. ARGV: id, name, start's train count, checkpoint, fields and values of the task.
+# A repeated call (its answer was lost) changes nothing. Scores increase even within a millisecond.
+_CREATE = (
+    _LUA
+    + """
+if redis.call('EXISTS', KEYS[3]) == 1 then return {} end
+if ARGV[2] ~= '' then
+  for _, task in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+    local other = redis.call('HMGET', 'srl:' .. task .. ':task', 'name', 'state')
+    if other[1] == ARGV[2] and not final(other[2]) then return {other[2]} end
   end
 end
-return {state, task[2] or '0', task[3] or '1', version, sent}
+local ms = now_ms()
+local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
+if last[2] and tonumber(last[2]) >= ms then ms = tonumber(last[2]) + 1 end
+redis.call('HSET', KEYS[3], 'state', 'waiting', 'created_ms', ms, 'train_count', ARGV[3], 'version', 0,
+  'sent_bytes', 0, 'received_bytes', 0, unpack(ARGV, 5))
+if ARGV[4] ~= '' then redis.call('HSET', KEYS[4], 'blob', ARGV[4], 'id', 0) end
+redis.call('ZADD', KEYS[1], ms, ARGV[1])
+redis.call('ZADD', KEYS[2], ms, ARGV[1])
+return {}
 """
+)
 
-_ACKNOWLEDGE = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-local ids = {}
-for i = 3, #ARGV do ids[#ids + 1] = ARGV[i] end
-redis.call('XACK', KEYS[2], 'trainer', unpack(ids))
-redis.call('XDEL', KEYS[2], unpack(ids))
-redis.call('DECRBY', KEYS[3], ARGV[2])
+# KEYS: task, workers. ARGV: role, slots, nonce, lease time.
+# The lease is the token in the task; the last heartbeat says whether its holder is alive. So a holder that
+# was cut off for long goes on where it was, unless somebody else took over meanwhile.
+_ACQUIRE = (
+    _LUA
+    + """
+local state = redis.call('HGET', KEYS[1], 'state')
+if not state or final(state) then return {} end
+local ms = now_ms()
+for slot = 0, tonumber(ARGV[2]) - 1 do
+  local worker = ARGV[1] == 'trainer' and 'trainer' or 'actor-' .. slot
+  local holder = redis.call('HGET', KEYS[1], 'lease:' .. worker)
+  if holder and holder:match(':(.*)$') == ARGV[3] then return {slot, holder} end
+  local beat = holder and redis.call('HGET', KEYS[2], worker)
+  if not beat or ms - tonumber(beat:match('^%d+')) > tonumber(ARGV[4]) then
+    local token = redis.call('HINCRBY', KEYS[1], 'epoch', 1) .. ':' .. ARGV[3]
+    redis.call('HSET', KEYS[1], 'lease:' .. worker, token)
+    redis.call('HSET', KEYS[2], worker, ms .. ' ')
+    if ARGV[1] == 'trainer' then
+      redis.call('HSET', KEYS[1], 'state', 'running')
+      redis.call('HSETNX', KEYS[1], 'started_ms', ms)
+    end
+    return {slot, token}
+  end
+end
+return {}
+"""
+)
+
+# KEYS: task, workers. ARGV: lease, token, worker. What a worker did for a finished task stays to be seen.
+_RELEASE = (
+    _LUA
+    + """
+local task = redis.call('HMGET', KEYS[1], ARGV[1], 'state')
+if task[1] ~= ARGV[2] or final(task[2]) then return 0 end
+redis.call('HDEL', KEYS[2], ARGV[3])
+return redis.call('HDEL', KEYS[1], ARGV[1])
+"""
+)
+
+# KEYS: queue, task, events, experience, then the rest. ARGV: id, state, error, seconds to keep, lease, token.
+_FINISH = (
+    _LUA
+    + """
+local task = redis.call('HMGET', KEYS[2], 'state', ARGV[5])
+if not task[1] or final(task[1]) then return 0 end
+if ARGV[5] ~= '' and task[2] ~= ARGV[6] then return 0 end
+redis.call('HSET', KEYS[2], 'state', ARGV[2], 'error', ARGV[3], 'finished_ms', now_ms())
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('DEL', KEYS[4])
+redis.call('XADD', KEYS[3], '*', 'worker', '', 'message', ARGV[2])
+for i = 2, #KEYS do redis.call('EXPIRE', KEYS[i], ARGV[4]) end
 return 1
 """
+)
 
-_PUBLISH = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[3], 'train_count', ARGV[2], 'progress', ARGV[3])
-if #ARGV[4] == 0 then return 1 end
-redis.call('HSET', KEYS[2], 'blob', ARGV[4])
-return redis.call('HINCRBY', KEYS[2], 'version', 1)
+# KEYS: task, events. ARGV: worker, message, length, seconds to keep. Late errors of a finished task are kept as long.
+_ADD_ERROR = (
+    _LUA
+    + """
+local state = redis.call('HGET', KEYS[1], 'state')
+if not state then return 0 end
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'worker', ARGV[1], 'message', ARGV[2])
+if final(state) then redis.call('EXPIRE', KEYS[2], ARGV[4]) end
+return 1
 """
+)
 
-_STORE = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[2], 'blob', ARGV[2])
-return redis.call('HINCRBY', KEYS[2], 'id', 1)
+# Every worker's call begins with this: KEYS[1] is the task, ARGV[1] the lease's field, ARGV[2] its token.
+_FENCE = (
+    _LUA
+    + """
+local task = redis.call('HMGET', KEYS[1], ARGV[1], 'state', 'train_count', 'actor_num', 'version',
+  'backlog_limit', 'sent_bytes', 'received_bytes')
+if task[1] ~= ARGV[2] then return {} end
+if final(task[2]) then return {task[2]} end
+local room = tonumber(task[6]) - tonumber(task[7]) + tonumber(task[8])
+if task[7] == task[8] then room = math.huge end
+local sent = 0
 """
+)
+_REPLY = "return {task[2], task[3], task[4], task[5], tostring(room), sent}"
+
+_BEAT = _FENCE + "redis.call('HSET', KEYS[2], ARGV[3], now_ms() .. ' ' .. ARGV[4])\n" + _REPLY
+
+_SEND = (
+    _FENCE
+    + """
+if #ARGV[3] <= room then
+  redis.call('XADD', KEYS[2], '*', 'd', ARGV[3])
+  redis.call('HINCRBY', KEYS[1], 'sent_bytes', #ARGV[3])
+  sent = 1
+end
+"""
+    + _REPLY
+)
+
+# ARGV: the lowest stream id to keep ('' keeps all), fields and values of the task.
+_COMMIT = (
+    _FENCE
+    + """
+if ARGV[3] ~= '' then redis.call('XTRIM', KEYS[2], 'MINID', '=', ARGV[3]) end
+redis.call('HSET', KEYS[1], unpack(ARGV, 4))
+"""
+    + _REPLY
+)
+
+_STORE_CHECKPOINT = (
+    _FENCE
+    + """
+redis.call('HSET', KEYS[2], 'blob', ARGV[3])
+redis.call('HINCRBY', KEYS[2], 'id', 1)
+"""
+    + _REPLY
+)
+
+_ADD_HISTORY = (
+    _FENCE
+    + """
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'row', ARGV[3])
+if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'evaluation', ARGV[5]) end
+"""
+    + _REPLY
+)
+
+_FIELDS = (
+    *("name", "state", "error", "created_ms", "started_ms", "finished_ms", "progress", "evaluation", "protocol"),
+    *("train_count", "target_train_count", "timeout_s", "actor_num", "version"),
+    *("backlog_limit", "sent_bytes", "received_bytes"),
+)
+_SEQUENCE = "sequence:"
+
+
+class LeaseLostError(BrokerError):
+    """Somebody else holds the lease now, or the broker lost the task; what this worker still does is refused."""
+
+
+class TaskOverError(BrokerError):
+    """The task is done, failed or cancelled: the worker is to leave it."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +220,13 @@ class TaskDefinition:
     rl: dict[str, Any]
     run: dict[str, Any]
     start_train_count: int
+    start_env_steps: int = 0
     protocol: int = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to be the trainer or one actor of a task; the token has a fencing epoch."""
+    """The right to be the trainer or one actor of a task; the token has a fencing epoch and is never used twice."""
 
     task: str
     role: Literal["trainer", "actor"]
@@ -159,23 +241,54 @@ class Lease:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the broker tells a worker with every heartbeat and message.
+    """What the broker tells a worker with every call.
 
     Attributes:
-        state: of the task; a final one means stop.
         train_count: the run's clock. version: of the newest parameters.
+        room: bytes of the largest message that the backlog takes now.
         sent: whether a message was taken; a full backlog refuses it.
     """
 
-    state: str
     train_count: int
     actor_num: int
     version: int
-    sent: bool = True
+    room: float
+    sent: bool
 
 
-class LeaseLostError(BrokerError):
-    """Another worker holds the lease now; whatever this one still does is refused."""
+@dataclass(frozen=True)
+class Event:
+    """An error of a worker, or, without a worker, the state that a task ended in."""
+
+    id: str
+    worker: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a trainer's experience is counted.
+
+    Attributes:
+        last: id of the last message.
+        received_bytes: of all messages so far.
+        sequences: newest sequence number by actor, of those that changed.
+    """
+
+    last: str
+    received_bytes: int
+    sequences: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What a trainer finds at its start: counters, position and parameters' version of the one before it."""
+
+    progress: dict[str, Any]
+    position: Position
+    version: int
+    backlog_limit_bytes: int
+    elapsed_s: float
 
 
 class Broker:
@@ -197,25 +310,31 @@ class Broker:
     ) -> str:
         """Queue a task and return its id; `checkpoint` is what the trainer starts from.
 
-        The id is the name (or the env's) and something random. Raises `BrokerError` where an unfinished
-        task has the name already.
+        The id is the name (or the env's) and something random: it is never used twice, so that a worker of an
+        old task cannot touch a new one of the same name. Raises `BrokerError` where an unfinished task has
+        the name already.
         """
-        for task in self.tasks() if name else []:
-            fields = self.task_fields(task)
-            if fields["name"] == name and fields["state"] not in FINAL_STATES:
-                raise BrokerError(
-                    f"a task called {name!r} is {fields['state']} at {self.parameters.address}; "
-                    "watch it (srl watch), cancel it (srl cancel), or give another task_name"
-                )
-        # An id is never used twice, so that a worker of an old task cannot touch a new one of the same name.
         label = name or re.sub(r"[^A-Za-z0-9_.]+", "-", definition.env["name"])
         task = f"{label}-{secrets.token_hex(4)}"
-        keys = [TASKS_KEY, *(_key(task, part) for part in ("task", "experience", "checkpoint"))]
-        arguments = [task, label, json.dumps(dataclasses.asdict(definition)), definition.protocol]
-        arguments += [definition.run["actor_num"], backlog_limit_bytes, definition.start_train_count, checkpoint]
         updates, timeout_s = definition.run["max_train_count"], definition.run["timeout"]
-        arguments += ["" if updates is None else definition.start_train_count + updates, timeout_s or ""]
-        self._run(_CREATE, keys, arguments)
+        fields = {
+            "name": label,
+            "definition": json.dumps(dataclasses.asdict(definition)),
+            "protocol": definition.protocol,
+            "actor_num": definition.run["actor_num"],
+            "backlog_limit": backlog_limit_bytes,
+            "target_train_count": "" if updates is None else definition.start_train_count + updates,
+            "timeout_s": timeout_s or "",
+            "progress": json.dumps({"env_steps": definition.start_env_steps}),
+        }
+        keys = [TASKS_KEY, QUEUE_KEY, _key(task, "task"), _key(task, "checkpoint")]
+        arguments = [task, name, definition.start_train_count, checkpoint, *_flat(fields)]
+        conflict = self._run(_CREATE, keys, arguments)
+        if conflict:
+            raise BrokerError(
+                f"a task called {name!r} is {conflict[0].decode()} at {self.parameters.address}; "
+                "watch it (srl watch), cancel it (srl cancel), or give another task_name"
+            )
         return task
 
     def find_task(self, name: str = "") -> str | None:
@@ -225,77 +344,71 @@ class Broker:
             return tasks[-1] if tasks else None
         if name in tasks:
             return name
-        return next((task for task in reversed(tasks) if self.task_fields(task)["name"] == name), None)
+        return next((task for task in reversed(tasks) if self.task_fields(task).get("name") == name), None)
 
     def tasks(self) -> list[str]:
         """Return the ids of all known tasks, oldest first; expired ones are forgotten on the way."""
-        names = [name.decode() for name in self.redis.zrange(TASKS_KEY, 0, -1)]
-        with self.redis.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.exists(_key(name, "task"))
-            present = pipe.execute()
-        gone = [name for name, exists in zip(names, present, strict=True) if not exists]
-        if gone:
-            self.redis.zrem(TASKS_KEY, *gone)
-        return [name for name in names if name not in gone]
+        return [task for task, _ in self._listed(TASKS_KEY, ("state",))]
+
+    def open_tasks(self) -> list[tuple[str, dict[str, str]]]:
+        """Return (id, fields) of the unfinished tasks, oldest first."""
+        return self._listed(QUEUE_KEY, ("state", "protocol", "actor_num"))
 
     def definition(self, task: str) -> TaskDefinition:
         """Return a task's definition; `ProtocolError` where another version of SRL wrote it."""
         text, protocol = self.redis.hmget(_key(task, "task"), "definition", "protocol")
         if text is None:
-            raise BrokerError(f"no task {task!r} at {self.parameters.address}")
-        if int(protocol) != PROTOCOL_VERSION:
-            raise ProtocolError(
-                f"task {task!r} was made with protocol version {int(protocol)}, this SRL speaks version "
-                f"{PROTOCOL_VERSION}; run the same SRL version on client, trainer and actors"
-            )
+            raise BrokerError(_gone(task, self.parameters.address))
+        check_protocol(task, int(protocol))
         return TaskDefinition(**json.loads(text))
 
     def task_fields(self, task: str) -> dict[str, str]:
-        """Return a task's small fields (state, counters, times), without its definition."""
-        names = ("name", "state", "error", "created_ms", "started_ms", "finished_ms", "train_count", "actor_num")
-        names += ("backlog_limit", "progress", "evaluation", "protocol", "target_train_count", "timeout_s")
-        values = self.redis.hmget(_key(task, "task"), *names)
-        return {name: value.decode() for name, value in zip(names, values, strict=True) if value is not None}
+        """Return a task's small fields (state, counters, times), without its definition; empty where it is gone."""
+        return _present(_FIELDS, self.redis.hmget(_key(task, "task"), *_FIELDS))
 
     def snapshot(self, task: str) -> dict[str, Any]:
-        """Return everything a status needs in one round trip: fields, worker statuses, backlog, server time."""
-        with self.redis.pipeline(transaction=False) as pipe:
+        """Return everything a status needs, all of one moment: fields, worker statuses, checkpoint number, time.
+
+        Raises `BrokerError` where the task is gone.
+        """
+        with self.redis.pipeline(transaction=True) as pipe:
+            pipe.hmget(_key(task, "task"), *_FIELDS)
             pipe.hgetall(_key(task, "workers"))
-            pipe.get(_key(task, "backlog"))
-            pipe.hget(_key(task, "parameters"), "version")
             pipe.hget(_key(task, "checkpoint"), "id")
             pipe.time()
-            workers, backlog, version, checkpoint, now = pipe.execute()
+            values, workers, checkpoint, now = pipe.execute()
+        if values[0] is None:
+            raise BrokerError(_gone(task, self.parameters.address))
+        beats = {name.decode(): value.decode().partition(" ") for name, value in workers.items()}
         return {
-            "fields": self.task_fields(task),
-            "workers": {name.decode(): _split_beat(value) for name, value in workers.items()},
-            "backlog_bytes": int(backlog or 0),
-            "version": int(version or 0),
+            "fields": _present(_FIELDS, values),
+            "workers": {name: (int(ms), text) for name, (ms, _, text) in beats.items() if text},
             "checkpoint": int(checkpoint or 0),
-            "now_ms": now[0] * 1000 + now[1] // 1000,
+            "now_ms": _milliseconds(now),
         }
+
+    def elapsed_s(self, task: str) -> float:
+        """Return how long a task has been running, by the broker's clock."""
+        started = self.redis.hget(_key(task, "task"), "started_ms")
+        now = _milliseconds(self.redis.time())
+        return max(0, now - int(started or now)) / 1000
 
     def finish(self, task: str, state: str, error: str = "", lease: Lease | None = None) -> bool:
         """Bring a task to a final state; with a lease only while it is held. Returns whether this call did it."""
-        keys = [_key(task, part) for part in ("task", "experience", "backlog", "lease:trainer")]
-        keys += [_key(task, part) for part in ("parameters", "checkpoint", "history", "errors", "workers")]
-        token = lease.token if lease is not None else ""
-        return bool(self._run(_FINISH, keys, [state, error, KEEP_FINISHED_S, token]))
+        parts = ("task", "events", "experience", "checkpoint", "history", "workers")
+        keys = [QUEUE_KEY, *(_key(task, part) for part in parts)]
+        holder = [_lease_field(lease.worker), lease.token] if lease is not None else ["", ""]
+        return bool(self._run(_FINISH, keys, [task, state, error, KEEP_FINISHED_S, *holder]))
 
     def parameters_blob(self, task: str) -> tuple[int, bytes | None]:
         """Return the newest published parameters and their version, `None` before the first."""
-        version, blob = self.redis.hmget(_key(task, "parameters"), "version", "blob")
+        version, blob = self.redis.hmget(_key(task, "task"), "version", "parameters")
         return int(version or 0), blob
 
     def checkpoint_blob(self, task: str) -> tuple[int, bytes | None]:
         """Return the newest learner state and its number, `None` before the first."""
         number, blob = self.redis.hmget(_key(task, "checkpoint"), "id", "blob")
         return int(number or 0), blob
-
-    def add_history(self, task: str, row: dict[str, Any]) -> None:
-        """Append a history row."""
-        self.redis.xadd(_key(task, "history"), {"row": json.dumps(row)}, maxlen=HISTORY_LENGTH, approximate=True)
 
     def history(self, task: str, after: str = "0", count: int = 10_000) -> list[dict[str, Any]]:
         """Return rows that came after a row's `id`; each has its own `id`."""
@@ -304,76 +417,130 @@ class Broker:
 
     def add_error(self, task: str, worker: str, message: str) -> None:
         """Leave an error for the client to read."""
-        fields = {"worker": worker, "message": message}
-        self.redis.xadd(_key(task, "errors"), fields, maxlen=ERROR_LENGTH, approximate=True)
+        keys = [_key(task, part) for part in ("task", "events")]
+        self._run(_ADD_ERROR, keys, [worker, message, EVENT_LENGTH, KEEP_FINISHED_S])
 
-    def errors(self, task: str, after: str = "0") -> list[tuple[str, str, str]]:
-        """Return (id, worker, message) of the errors that came after an id."""
-        entries = self.redis.xrange(_key(task, "errors"), min=f"({after}")
-        return [(i.decode(), f[b"worker"].decode(), f[b"message"].decode()) for i, f in entries]
+    def events(self, task: str, after: str = "0", block_ms: int | None = None) -> list[Event]:
+        """Return what came after an event's id: errors of workers, and the task's end; waits for one if asked."""
+        entries = self._read_stream(_key(task, "events"), after, EVENT_LENGTH, block_ms)
+        return [Event(i.decode(), f[b"worker"].decode(), f[b"message"].decode()) for i, f in entries]
 
     # --- leases and heartbeats ----------------------------------------------------------------------
 
-    def acquire(self, task: str, role: Literal["trainer", "actor"], slot: int = 0) -> Lease | None:
-        """Take the trainer's or an actor slot's lease; `None` where somebody has it or the task is over."""
-        part = "lease:trainer" if role == "trainer" else f"lease:actor:{slot}"
-        keys = [_key(task, part), _key(task, "task")]
-        token = self._run(_ACQUIRE, keys, [secrets.token_hex(8), LEASE_MS, role]).decode()
-        return Lease(task, role, slot, token) if token else None
+    def acquire(self, task: str, role: Literal["trainer", "actor"], slots: int = 1) -> Lease | None:
+        """Take the trainer's lease or that of the first free actor slot; `None` where all are held or the task is over.
+
+        A lease is free when nobody has it, or its holder has been silent for `LEASE_MS`.
+        """
+        keys = [_key(task, part) for part in ("task", "workers")]
+        taken = self._run(_ACQUIRE, keys, [role, slots, secrets.token_hex(8), LEASE_MS])
+        return Lease(task, role, int(taken[0]), taken[1].decode()) if taken else None
 
     def release(self, lease: Lease) -> None:
         """Give a lease back at once, so that the next worker need not wait for it to run out."""
-        self._run(_RELEASE, [_lease_key(lease), _key(lease.task, "workers")], [lease.token, lease.worker])
+        keys = [_key(lease.task, part) for part in ("task", "workers")]
+        self._run(_RELEASE, keys, [_lease_field(lease.worker), lease.token, lease.worker])
+
+    # All calls below raise `LeaseLostError` where another worker took over, `TaskOverError` where the task has
+    # ended; both mean that nothing was written.
 
     def beat(self, lease: Lease, status: str) -> Reply:
-        """Renew the lease and leave a status (JSON); `LeaseLostError` where it is not held any more."""
-        parts = ("workers", "task", "parameters")
-        keys = [_lease_key(lease), *(_key(lease.task, part) for part in parts)]
-        return _reply(self._run(_BEAT, keys, [lease.token, LEASE_MS, lease.worker, status]))
+        """Keep the lease and leave a status (JSON)."""
+        return self._fenced(_BEAT, lease, "workers", [lease.worker, status])
+
+    def add_history(self, lease: Lease, row: Mapping[str, Any], evaluation: str = "") -> None:
+        """Append a history row, and with it the evaluation (JSON) that the status shows."""
+        self._fenced(_ADD_HISTORY, lease, "history", [json.dumps(row), HISTORY_LENGTH, evaluation])
 
     # --- experience, parameters, checkpoints --------------------------------------------------------
 
     def send(self, lease: Lease, message: bytes) -> Reply:
-        """Add an experience message to the backlog, unless that is full (`Reply.sent`)."""
-        parts = ("workers", "task", "parameters", "experience", "backlog")
-        keys = [_lease_key(lease), *(_key(lease.task, part) for part in parts)]
-        return _reply(self._run(_SEND, keys, [lease.token, message]))
+        """Add an experience message to the backlog, unless that is full (`Reply.sent`).
 
-    def receive(self, lease: Lease, count: int, block_ms: int, *, pending: bool = False) -> list[tuple[bytes, bytes]]:
-        """Return (id, message) of new messages, or of those an earlier trainer read and never acknowledged."""
-        stream = _key(lease.task, "experience")
-        if pending:
-            _, entries, _ = self.redis.xautoclaim(stream, EXPERIENCE_GROUP, "trainer", min_idle_time=0, count=count)
-        else:
-            answer = self.redis.xreadgroup(EXPERIENCE_GROUP, "trainer", {stream: ">"}, count=count, block=block_ms)
-            entries = _stream_entries(answer)
-        return [(entry, fields[b"d"]) for entry, fields in entries]
+        An empty backlog takes any message, so that one above the limit is not stuck for ever.
+        """
+        return self._fenced(_SEND, lease, "experience", [message])
 
-    def acknowledge(self, lease: Lease, messages: list[tuple[bytes, bytes]]) -> None:
-        """Remove messages that the memory holds now; `LeaseLostError` where another trainer has taken over."""
-        if messages:
-            size = sum(len(message) for _, message in messages)
-            keys = [_lease_key(lease), *(_key(lease.task, part) for part in ("experience", "backlog"))]
-            ids = [entry for entry, _ in messages]
-            if not self._run(_ACKNOWLEDGE, keys, [lease.token, size, *ids]):
-                raise LeaseLostError(f"{lease.worker} of task {lease.task!r} was replaced")
+    def receive(self, task: str, after: str, count: int, block_ms: int) -> list[tuple[str, bytes]]:
+        """Return (id, message) of what came after an id; waits up to `block_ms` for the first.
 
-    def publish(self, lease: Lease, train_count: int, progress: dict[str, Any], blob: bytes = b"") -> int:
-        """Set counters and, where given, new parameters; returns the parameters' new version."""
-        keys = [_lease_key(lease), *(_key(lease.task, part) for part in ("parameters", "task"))]
-        version = self._run(_PUBLISH, keys, [lease.token, train_count, json.dumps(progress), blob])
-        if not version:
-            raise LeaseLostError(f"{lease.worker} of task {lease.task!r} was replaced")
-        return int(version)
+        Messages stay at the broker until a trainer commits them: another one finds them from id "0" on.
+        """
+        entries = self._read_stream(_key(task, "experience"), after, count, block_ms)
+        return [(entry.decode(), fields[b"d"]) for entry, fields in entries]
+
+    def commit(
+        self,
+        lease: Lease,
+        *,
+        train_count: int,
+        progress: Mapping[str, Any],
+        position: Position | None = None,
+        parameters: tuple[int, bytes] | None = None,
+    ) -> None:
+        """Leave counters, and at the same time remove the messages they cover; or new parameters and their version.
+
+        All of it is absolute, so that a call whose answer was lost can be repeated.
+        """
+        fields: dict[str, Any] = {"train_count": train_count, "progress": json.dumps(progress)}
+        keep_from = ""
+        if position is not None:
+            fields["received_bytes"] = position.received_bytes
+            fields |= {f"{_SEQUENCE}{actor}": number for actor, number in position.sequences.items()}
+            milliseconds, _, number = position.last.partition("-")
+            keep_from = f"{milliseconds}-{int(number or 0) + 1}"
+        if parameters is not None:
+            fields["version"], fields["parameters"] = parameters
+        self._fenced(_COMMIT, lease, "experience", [keep_from, *_flat(fields)])
+
+    def committed(self, task: str) -> Committed:
+        """Return where the last commit left the task, for the next trainer to go on from."""
+        fields = {name.decode(): value for name, value in self.redis.hgetall(_key(task, "task")).items()}
+        if not fields:
+            raise LeaseLostError(_gone(task, self.parameters.address))
+        sequences = {
+            name.removeprefix(_SEQUENCE): int(value) for name, value in fields.items() if name.startswith(_SEQUENCE)
+        }
+        return Committed(
+            progress=json.loads(fields["progress"]),
+            position=Position("0", int(fields["received_bytes"]), sequences),
+            version=int(fields["version"]),
+            backlog_limit_bytes=int(fields["backlog_limit"]),
+            elapsed_s=self.elapsed_s(task),
+        )
 
     def store_checkpoint(self, lease: Lease, blob: bytes) -> None:
         """Keep a learner state from which another trainer, or the client, can go on."""
-        if not self._run(_STORE, [_lease_key(lease), _key(lease.task, "checkpoint")], [lease.token, blob]):
-            raise LeaseLostError(f"{lease.worker} of task {lease.task!r} was replaced")
+        self._fenced(_STORE_CHECKPOINT, lease, "checkpoint", [blob])
 
-    def set_evaluation(self, task: str, evaluation: str) -> None:
-        """Leave the last evaluation (JSON) where the status shows it."""
-        self.redis.hset(_key(task, "task"), "evaluation", evaluation)
+    def _listed(self, key: str, names: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+        """Return the tasks of a list that exist, with some of their fields, and forget those that do not."""
+        tasks = [task.decode() for task in self.redis.zrange(key, 0, -1)]
+        with self.redis.pipeline(transaction=False) as pipe:
+            for task in tasks:
+                pipe.hmget(_key(task, "task"), *names)
+            found = [(task, _present(names, values)) for task, values in zip(tasks, pipe.execute(), strict=True)]
+        gone = [task for task, fields in found if not fields]
+        if gone:
+            self.redis.zrem(key, *gone)
+        return [(task, fields) for task, fields in found if fields]
+
+    def _read_stream(
+        self, key: str, after: str, count: int, block_ms: int | None
+    ) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        answer = self.redis.xread({key: after}, count=count, block=block_ms)
+        entries: list[tuple[bytes, dict[bytes, bytes]]] = answer[0][1] if answer else []
+        return entries
+
+    def _fenced(self, script: str, lease: Lease, part: str, arguments: list[Any]) -> Reply:
+        keys = [_key(lease.task, "task"), _key(lease.task, part)]
+        values = self._run(script, keys, [_lease_field(lease.worker), lease.token, *arguments])
+        if not values:
+            raise LeaseLostError(f"{lease.worker} was replaced in task {lease.task!r}, or the broker lost that task")
+        if len(values) == 1:
+            raise TaskOverError(f"task {lease.task!r} is {values[0].decode()}")
+        _, train_count, actor_num, version, room, sent = values
+        return Reply(int(train_count), int(actor_num), int(version), float(room), bool(sent))
 
     def _run(self, script: str, keys: list[str], arguments: list[Any]) -> Any:
         registered = self._scripts.get(script)
@@ -382,31 +549,79 @@ class Broker:
         return registered(keys=keys, args=arguments)
 
 
+def check_protocol(task: str, protocol: int) -> None:
+    """Raise `ProtocolError` that names both versions where a task was made by another one."""
+    if protocol != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"task {task!r} was made with protocol version {protocol}, this SRL speaks version "
+            f"{PROTOCOL_VERSION}; run the same SRL version on client, trainer and actors"
+        )
+
+
+def persist(
+    call: Callable[[], T], broker: Broker, stop: threading.Event, meanwhile: Callable[[], None] | None = None
+) -> T | None:
+    """Call until the broker answers, with back-off and one log line each time it goes or comes back.
+
+    Returns `None` when `stop` was set before that. Anything but a lost connection is raised, and what
+    `meanwhile`, called before each new try, raises.
+    """
+    import redis
+
+    delay_s, lost = 0.1, False
+    while True:
+        try:
+            answer = call()
+        # While one server takes over from another, the old one answers that it is read-only.
+        except (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError) as error:
+            if isinstance(error, redis.AuthenticationError):
+                raise BrokerError(f"the broker at {broker.parameters.address} refused the log-in: {error}") from error
+            if not lost:
+                logger.warning("the broker at %s does not answer (%s); trying on", broker.parameters.address, error)
+            lost = True
+            if stop.wait(delay_s):
+                return None
+            if meanwhile is not None:
+                meanwhile()
+            delay_s = min(2 * delay_s, 2.0)
+        else:
+            if lost:
+                logger.info("the broker at %s answers again", broker.parameters.address)
+            return answer
+
+
+def once(call: Callable[[], T], broker: Broker) -> T:
+    """Call, with a lost connection as a `BrokerUnreachableError`; for clients that do not wait."""
+    import redis
+
+    try:
+        return call()
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        raise BrokerUnreachableError(f"the broker at {broker.parameters.address} does not answer: {error}") from error
+
+
+def _gone(task: str, address: str) -> str:
+    return (
+        f"the task {task!r} is not at {address} any more: the broker was restarted without its data, or "
+        f"the task ended more than {KEEP_FINISHED_S // 86400} days ago; create it again"
+    )
+
+
 def _key(task: str, part: str) -> str:
     return f"srl:{task}:{part}"
 
 
-def _lease_key(lease: Lease) -> str:
-    return _key(lease.task, "lease:trainer" if lease.role == "trainer" else f"lease:actor:{lease.slot}")
+def _lease_field(worker: str) -> str:
+    return f"lease:{worker}"
 
 
-def _reply(values: list[Any]) -> Reply:
-    if not values:
-        raise LeaseLostError("another worker holds this lease now")
-    state, train_count, actor_num, version, *sent = values
-    return Reply(state.decode(), int(train_count), int(actor_num), int(version), bool(sent[0]) if sent else True)
+def _flat(fields: Mapping[str, Any]) -> list[Any]:
+    return [item for pair in fields.items() for item in pair]
 
 
-def _split_beat(value: bytes) -> tuple[int, str]:
-    milliseconds, _, status = value.decode().partition(" ")
-    return int(milliseconds), status
+def _present(names: Sequence[str], values: Sequence[bytes | None]) -> dict[str, str]:
+    return {name: value.decode() for name, value in zip(names, values, strict=True) if value is not None}
 
 
-def _stream_entries(answer: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """Return the entries of the one stream that was read (redis-py answers RESP2 and RESP3 differently)."""
-    if not answer:
-        return []
-    streams = list(answer.values())[0] if isinstance(answer, dict) else answer[0][1]
-    if isinstance(answer, dict) and streams and isinstance(streams[0], list):
-        streams = streams[0]
-    return cast(list[tuple[bytes, dict[bytes, bytes]]], streams)
+def _milliseconds(time: tuple[int, int]) -> int:
+    return time[0] * 1000 + time[1] // 1000

@@ -39,31 +39,17 @@ class LocalWorkers:
 
     def __enter__(self) -> "LocalWorkers":
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        for name in self._names:
-            role = name.partition("-")[0]
-            environment = {
-                **os.environ,
-                **self._parameters.to_env(),
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                PLUGINS_VARIABLE: ",".join(self._allow),
-            }
-            if role == "actor":
-                environment |= actor_environment()
-            log = (self._log_dir / f"{name}.log").open("wb")
-            self._logs.append(log)
-            self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "srl.runner.distribution.worker", role],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                # A signal to the terminal's group reaches us alone; we stop the workers in order.
-                start_new_session=True,
-            )
+        try:
+            for name in self._names:
+                self._start(name)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for process in self._processes.values():
+        # Actors first: what they flush still reaches the trainer.
+        for process in reversed(self._processes.values()):
             assert process.stdin is not None
             process.stdin.close()
         deadline_s = time.monotonic() + STOP_S
@@ -89,3 +75,25 @@ class LocalWorkers:
                 path = self._log_dir / f"{name}.log"
                 tail = "\n".join(path.read_text(errors="replace").splitlines()[-20:])
                 raise WorkerError(f"{name} ended with exit code {code}; the end of {path}:\n{tail}")
+
+    def _start(self, name: str) -> None:
+        role = name.partition("-")[0]
+        environment = {
+            **os.environ,
+            **self._parameters.to_env(),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            PLUGINS_VARIABLE: ",".join(self._allow),
+        }
+        if role == "actor":
+            environment |= actor_environment()
+        log = (self._log_dir / f"{name}.log").open("wb")
+        self._logs.append(log)
+        self._processes[name] = subprocess.Popen(
+            [sys.executable, "-m", "srl.runner.distribution.worker", role],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            # A signal to the terminal's group reaches us alone; we stop the workers in order.
+            start_new_session=True,
+        )

@@ -163,7 +163,7 @@ class RedisParameters:
                 raise BrokerUnreachableError(
                     f"no broker could be used at {self.address}: {reason} ({tries} tries in {timeout_s:g} s). "
                     f"Check the address ({URL_VARIABLE} or RedisParameters), or start a broker: redis-server, "
-                    "valkey-server, or none at all with runner.train_mp()"
+                    "valkey-server; runner.train_mp() and srl train without --redis-url bring their own"
                 )
             if reason != last_reason:
                 duration = "" if math.isinf(timeout_s) else f" for up to {timeout_s:g} s"
@@ -272,7 +272,7 @@ class RedisParameters:
             raise BrokerError(
                 f"the broker at {self.address} is used without a password, so that anybody who reaches it can change "
                 f"the run; set a password in the server and in {PASSWORD_VARIABLE} (or RedisParameters), or say "
-                "allow_insecure=True where the network is yours alone"
+                "allow_insecure=True (in a url ?allow_insecure=true) where the network is yours alone"
             )
         options: dict[str, Any] = {
             "db": self.db,

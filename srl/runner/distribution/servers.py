@@ -5,15 +5,25 @@
 
 import logging
 import os
+import shutil
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 from srl.base.errors import ProtocolError, SrlError
-from srl.runner.distribution.broker import FINAL_STATES, Broker, Lease, LeaseLostError, TaskDefinition
+from srl.runner.distribution.broker import (
+    Broker,
+    Lease,
+    LeaseLostError,
+    TaskDefinition,
+    TaskOverError,
+    check_protocol,
+    persist,
+)
 from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.plugins import load_plugins
 from srl.runner.shutdown import stop_on_signals
@@ -22,8 +32,6 @@ logger = logging.getLogger("srl")
 
 IDLE_S = 0.5
 """How often an idle worker looks for tasks."""
-
-T = TypeVar("T")
 
 
 def trainer_run_forever(
@@ -34,22 +42,34 @@ def trainer_run_forever(
     allow: Sequence[str] = (),
     stop: threading.Event | None = None,
 ) -> None:
-    """Serve as the trainer of one task after the other until SIGTERM or SIGINT.
+    """Serve as the trainer of one task after the other; returns after SIGTERM or SIGINT.
+
+    At the start it waits for the broker as long as `redis_params.connect_timeout_s` says (`math.inf`: for ever);
+    outages that come later are waited out. A stop leaves a checkpoint at the broker for the next trainer.
 
     Args:
         experience: reserved for another experience transport; `None` is the broker.
-        work_dir: where memories keep their files; `None` keeps them in plain memory.
+        work_dir: where memories keep their files while their task lasts; `None` keeps them in plain memory.
         allow: modules with own algorithms, processors or envs that tasks may name.
         stop: ends the loop when set, beside the signals.
 
     Raises:
-        BrokerError: the broker cannot be reached within `connect_timeout_s` at the start, or is unsafe.
+        BrokerError: the broker cannot be reached in time, or is unsafe.
+        ConfigError: a module of `allow` cannot be imported.
     """
-    from srl.runner.distribution.trainer_server import TrainerSession
+    from srl.runner.distribution.trainer_server import serve_trainer
 
     def serve(broker: Broker, lease: Lease, definition: TaskDefinition, halt: threading.Event) -> None:
         directory = Path(work_dir) / lease.task if work_dir is not None else None
-        TrainerSession(broker, lease, definition, directory, halt).run()
+        done = False
+        try:
+            done = serve_trainer(broker, lease, definition, directory, halt)
+        except TaskOverError:
+            done = True
+            raise
+        finally:
+            if done and directory is not None:
+                shutil.rmtree(directory, ignore_errors=True)
 
     _serve_forever("trainer", redis_params, serve, allow, stop)
 
@@ -61,17 +81,14 @@ def actor_run_forever(
     allow: Sequence[str] = (),
     stop: threading.Event | None = None,
 ) -> None:
-    """Serve as an actor of one task after the other until SIGTERM or SIGINT.
+    """Serve as an actor of one task after the other; returns after SIGTERM or SIGINT.
 
-    Arguments and errors are those of `trainer_run_forever`.
+    A stop sends what was played but not yet sent. The rest is as in `trainer_run_forever`.
     """
     configure_actor_process()
-    from srl.runner.distribution.actor_server import ActorSession
+    from srl.runner.distribution.actor_server import serve_actor
 
-    def serve(broker: Broker, lease: Lease, definition: TaskDefinition, halt: threading.Event) -> None:
-        ActorSession(broker, lease, definition, halt).run()
-
-    _serve_forever("actor", redis_params, serve, allow, stop)
+    _serve_forever("actor", redis_params, serve_actor, allow, stop)
 
 
 def configure_actor_process() -> None:
@@ -93,32 +110,6 @@ def actor_environment() -> dict[str, str]:
     }
 
 
-def persist(call: Callable[[], T], broker: Broker, stop: threading.Event) -> T | None:
-    """Call until the broker answers, with back-off and one log line each time it goes or comes back.
-
-    Returns `None` when `stop` was set before that. Anything but a lost connection is raised.
-    """
-    import redis
-
-    delay_s, lost = 0.1, False
-    while True:
-        try:
-            answer = call()
-        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError) as error:
-            if isinstance(error, redis.exceptions.AuthenticationError):
-                raise
-            if not lost:
-                logger.warning("broker %s does not answer (%s); trying on", broker.parameters.address, error)
-            lost = True
-            if stop.wait(delay_s):
-                return None
-            delay_s = min(2 * delay_s, 2.0)
-        else:
-            if lost:
-                logger.info("broker %s answers again", broker.parameters.address)
-            return answer
-
-
 def _serve_forever(
     role: Literal["trainer", "actor"],
     redis_params: RedisParameters,
@@ -127,34 +118,39 @@ def _serve_forever(
     stop: threading.Event | None,
 ) -> None:
     load_plugins(allow)
-    with stop_on_signals() as signalled:
-        halt = stop if stop is not None else signalled
-        redis_params.wait_until_reachable(halt)
+    with stop_on_signals(stop) as halt:
+        if not redis_params.wait_until_reachable(halt):
+            return
         broker = Broker(redis_params)
         refused: set[str] = set()
         logger.info("%s: waiting for tasks at %s", role, redis_params.address)
-        while not (halt.is_set() or signalled.is_set()):
+        while not halt.is_set():
             lease = persist(lambda: _find_work(broker, role, refused), broker, halt)
             if lease is None:
                 halt.wait(IDLE_S)
                 continue
             logger.info("%s: serving task %s", lease.worker, lease.task)
-            _serve_one(broker, lease, serve, signalled if stop is None else stop, refused)
+            _serve_one(broker, lease, serve, halt, refused)
         broker.close()
+        logger.info("%s: stopped", role)
 
 
 def _find_work(broker: Broker, role: Literal["trainer", "actor"], refused: set[str]) -> Lease | None:
     """Return a lease of the oldest unfinished task that has room for this role."""
-    for task in broker.tasks():
+    for task, fields in broker.open_tasks():
         if task in refused:
             continue
-        fields = broker.task_fields(task)
-        if fields.get("state", "done") in FINAL_STATES:
+        try:
+            check_protocol(task, int(fields["protocol"]))
+        except ProtocolError as error:
+            # Another worker may speak the task's version, so the task itself goes on waiting.
+            refused.add(task)
+            logger.error("%s: %s", role, error)
+            broker.add_error(task, f"{role} on {socket.gethostname()}", str(error))
             continue
-        for slot in range(1 if role == "trainer" else int(fields["actor_num"])):
-            lease = broker.acquire(task, role, slot)
-            if lease is not None:
-                return lease
+        lease = broker.acquire(task, role, 1 if role == "trainer" else int(fields["actor_num"]))
+        if lease is not None:
+            return lease
     return None
 
 
@@ -170,14 +166,10 @@ def _serve_one(
         definition = persist(lambda: broker.definition(lease.task), broker, stop)
         if definition is not None:
             serve(broker, lease, definition, stop)
+    except TaskOverError as error:
+        logger.info("%s: %s", lease.worker, error)
     except LeaseLostError as error:
         logger.warning("%s: %s", lease.worker, error)
-    except ProtocolError as error:
-        # Another worker may speak the task's version, so the task itself goes on waiting.
-        refused.add(lease.task)
-        message = str(error)
-        logger.error("%s: %s", lease.worker, message)
-        persist(lambda: broker.add_error(lease.task, lease.worker, message), broker, stop)
     except Exception as error:
         refused.add(lease.task)
         text = str(error) if isinstance(error, SrlError) else traceback.format_exc()
@@ -188,6 +180,6 @@ def _serve_one(
         logger.info("%s: left task %s", lease.worker, lease.task)
 
 
-def _report_failure(broker: Broker, lease: Lease, text: str) -> Any:
+def _report_failure(broker: Broker, lease: Lease, text: str) -> None:
     broker.add_error(lease.task, lease.worker, text)
-    return broker.finish(lease.task, "failed", f"{lease.worker}: {text}")
+    broker.finish(lease.task, "failed", f"{lease.worker}: {text}", lease)

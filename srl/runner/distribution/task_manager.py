@@ -1,5 +1,6 @@
 """The client's side of a task: create it, watch it, wait for it, and take its results home."""
 
+import functools
 import json
 import logging
 import math
@@ -7,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from srl.base.env import EnvConfig
 from srl.base.errors import BrokerError, WorkerError
 from srl.base.spaces import Spaces
 from srl.runner.checkpoint import save_checkpoint
-from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, TaskDefinition
+from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, TaskDefinition, once, persist
 from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.distribution.wire import decode_tree, encode_tree
 from srl.runner.history import HistoryWriter
@@ -25,14 +26,17 @@ from srl.runner.plugins import config_from_dict
 from srl.runner.progress import Progress
 from srl.runner.run_config import RunConfig
 from srl.runner.shutdown import stop_on_signals
-from srl.runner.status import ActorStatus, Evaluation, RunStatus, TrainerStatus
+from srl.runner.status import ActorStatus, Evaluation, RunState, RunStatus, TrainerStatus
 
 if TYPE_CHECKING:
     from srl.runner.runner import Runner
 
 logger = logging.getLogger("srl")
 
-POLL_S = 0.2
+T = TypeVar("T")
+
+WAIT_MS = 500
+"""How often a waiting client looks; errors and the task's end wake it at once."""
 BACKLOG_MESSAGES = 2
 
 
@@ -48,7 +52,7 @@ class TaskManager:
     def __init__(self, redis_params: RedisParameters, task: str | None = None) -> None:
         redis_params.wait_until_reachable(None)
         self._broker = Broker(redis_params)
-        self._task = task if task is not None else self._broker.find_task(redis_params.task_name)
+        self._task = task if task is not None else self._once(lambda: self._broker.find_task(redis_params.task_name))
 
     @property
     def task(self) -> str:
@@ -63,7 +67,7 @@ class TaskManager:
 
     def tasks(self) -> list[RunStatus]:
         """Return the status of every task at the broker, oldest first."""
-        return [self._status(task) for task in self._broker.tasks()]
+        return [self._status(task) for task in self._once(self._broker.tasks)]
 
     def get_status(self) -> RunStatus:
         """Return the task's status now."""
@@ -71,11 +75,11 @@ class TaskManager:
 
     def cancel(self) -> bool:
         """End the task; its workers stop within seconds. Returns whether it was unfinished."""
-        return self._broker.finish(self.task, "cancelled")
+        return self._once(lambda: self._broker.finish(self.task, "cancelled"))
 
     def read_parameter(self) -> Tree | None:
         """Return the newest published parameters, `None` before the first."""
-        _, blob = self._broker.parameters_blob(self.task)
+        _, blob = self._once(lambda: self._broker.parameters_blob(self.task))
         return None if blob is None else decode_tree(blob)[0]
 
     def create_runner(self) -> "Runner | None":
@@ -84,7 +88,7 @@ class TaskManager:
 
         if self._task is None:
             return None
-        definition = self._broker.definition(self._task)
+        definition = self._once(lambda: self._broker.definition(self.task))
         runner = Runner(
             EnvConfig.from_dict(definition.env), config_from_dict(definition.rl), seed=definition.run["seed"]
         )
@@ -93,11 +97,11 @@ class TaskManager:
 
     def load_into(self, runner: "Runner") -> None:
         """Give a runner what the task has learned so far."""
-        _, blob = self._broker.checkpoint_blob(self.task)
+        _, blob = self._once(lambda: self._broker.checkpoint_blob(self.task))
         if blob is not None:
             tree, metadata = decode_tree(blob)
             runner.restore(tree["learner"], json.loads(metadata["state"]))
-        version, parameters = self._broker.parameters_blob(self.task)
+        _, parameters = self._once(lambda: self._broker.parameters_blob(self.task))
         if parameters is not None and self.get_status().train_count > runner.train_count:
             runner.set_parameters(decode_tree(parameters)[0])
 
@@ -123,32 +127,41 @@ class TaskManager:
 
         Raises:
             WorkerError: the task failed; the message has the worker's traceback.
+            ProtocolError: another version of SRL made the task.
+            BrokerError: the task is gone; the broker lost its data.
         """
         task, deadline_s = self.task, None if timeout is None else time.monotonic() + timeout
-        takers: list[_Taker] = [_ErrorLog(self._broker, task)]
-        if checkpoint_save_dir is not None:
-            takers.append(_CheckpointTaker(self._broker, task, Path(checkpoint_save_dir)))
-        if history_save_dir is not None:
-            takers.append(_HistoryTaker(self._broker, task, Path(history_save_dir)))
-        address = self._broker.parameters.address
-        with stop_on_signals() as signalled, Progress(enabled=progress, address=address) as shown:
-            while True:
-                snapshot = self._broker.snapshot(task)
+        self._once(lambda: self._broker.definition(task))
+        last_event, snapshot = "0", None
+        with (
+            stop_on_signals(stop) as ending,
+            Progress(enabled=progress, address=self._broker.parameters.address) as shown,
+            _Keeper(self._broker, task, checkpoint_save_dir, history_save_dir) as keeper,
+        ):
+            while not ending.is_set():
+                snapshot = persist(lambda: self._broker.snapshot(task), self._broker, ending, check) or snapshot
+                if snapshot is None:
+                    break
                 status = _run_status(task, snapshot)
-                for taker in takers:
-                    taker.take(snapshot)
+                persist(functools.partial(keeper.take, snapshot), self._broker, ending, check)
                 shown.update(status)
                 late = deadline_s is not None and time.monotonic() >= deadline_s
-                if status.finished or late or signalled.is_set() or (stop is not None and stop.is_set()):
+                if status.finished or late:
                     break
                 if check is not None:
                     check()
-                signalled.wait(POLL_S)
-        for taker in takers:
-            taker.close()
-        if signalled.is_set():
+                # The task's end is an event too, so it is noticed at once.
+                wait = functools.partial(self._broker.events, task, last_event, WAIT_MS)
+                events = persist(wait, self._broker, ending, check)
+                for event in events or ():
+                    last_event = event.id
+                    if event.worker:
+                        logger.error("%s: %s", event.worker, event.message)
+        if ending.is_set():
             logger.info("stopped waiting; task %s goes on (srl watch, srl cancel)", task)
-        signalled.raise_if_signalled()
+        ending.raise_if_signalled()
+        if snapshot is None:
+            return self.get_status()
         if status.state == "failed":
             raise WorkerError(f"task {task} failed: {status.error}")
         return status
@@ -158,7 +171,10 @@ class TaskManager:
         self._broker.close()
 
     def _status(self, task: str) -> RunStatus:
-        return _run_status(task, self._broker.snapshot(task))
+        return _run_status(task, self._once(lambda: self._broker.snapshot(task)))
+
+    def _once(self, call: Callable[[], T]) -> T:
+        return once(call, self._broker)
 
 
 Learned = tuple[int, Tree, Tree, dict[str, Any]]
@@ -175,88 +191,71 @@ def create_task(
 ) -> TaskManager:
     """Queue a task and return its manager; raises `BrokerError` as `TaskManager` does."""
     redis_params.wait_until_reachable(None)
-    checkpoint, start = b"", 0
+    checkpoint, start, start_env_steps = b"", 0, 0
     if learned is not None:
         start, parameters, learner_state, trainer_state = learned
         tree = {"parameters": parameters, "learner": learner_state}
         checkpoint = encode_tree(tree, {"train_count": start, "state": json.dumps(trainer_state)})
+        start_env_steps = int(trainer_state.get("env_steps", 0))
     definition = TaskDefinition(
         env=env_config.to_dict(),
         spaces=spaces.to_dict(),
         rl=rl_config.to_dict(),
         run=run_config.to_dict(),
         start_train_count=start,
+        start_env_steps=start_env_steps,
     )
     # Enough for every actor to have a few messages under way, and little enough to stay fresh.
     step_bytes = np.dtype(spaces.observation.dtype).itemsize * math.prod(spaces.observation.shape) + 16
     message_bytes = max(MESSAGE_STEPS, run_config.num_envs * rl_config.effective_segment_length) * step_bytes
     broker = Broker(redis_params)
     limit = BACKLOG_MESSAGES * run_config.actor_num * message_bytes
-    task = broker.create_task(redis_params.task_name, definition, limit, checkpoint)
+    task = once(lambda: broker.create_task(redis_params.task_name, definition, limit, checkpoint), broker)
     broker.close()
     return TaskManager(redis_params, task)
 
 
-class _Taker:
-    """Takes one kind of thing from the broker whenever there is something new."""
+class _Keeper:
+    """Keeps a task's checkpoints and history in the client's directories; a context manager."""
 
-    def __init__(self, broker: Broker, task: str) -> None:
+    def __init__(
+        self, broker: Broker, task: str, checkpoint_dir: str | Path | None, history_dir: str | Path | None
+    ) -> None:
         self._broker = broker
         self._task = task
+        self._checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
+        self._history = None if history_dir is None else HistoryWriter(history_dir)
+        self._saved = 0
+
+    def __enter__(self) -> "_Keeper":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._history is not None:
+            self._history.close()
 
     def take(self, snapshot: Mapping[str, Any]) -> None:
         """Take what is new."""
+        if self._history is not None:
+            for row in self._broker.history(self._task, self._history.last_id or "0"):
+                self._history.append(row)
+        if self._checkpoint_dir is not None and snapshot["checkpoint"] != self._saved:
+            number, blob = self._broker.checkpoint_blob(self._task)
+            if blob is not None:
+                self._save_checkpoint(self._checkpoint_dir, blob)
+            self._saved = number
 
-    def close(self) -> None:
-        """Finish files."""
-
-
-class _ErrorLog(_Taker):
-    def __init__(self, broker: Broker, task: str) -> None:
-        super().__init__(broker, task)
-        self._last = "0"
-
-    def take(self, snapshot: Mapping[str, Any]) -> None:
-        for number, worker, message in self._broker.errors(self._task, self._last):
-            self._last = number
-            logger.error("%s: %s", worker, message)
-
-
-class _HistoryTaker(_Taker):
-    def __init__(self, broker: Broker, task: str, directory: Path) -> None:
-        super().__init__(broker, task)
-        self._writer = HistoryWriter(directory)
-
-    def take(self, snapshot: Mapping[str, Any]) -> None:
-        for row in self._broker.history(self._task, self._writer.last_id or "0"):
-            self._writer.append(row)
-
-    def close(self) -> None:
-        self.take({})
-        self._writer.close()
-
-
-class _CheckpointTaker(_Taker):
-    def __init__(self, broker: Broker, task: str, directory: Path) -> None:
-        super().__init__(broker, task)
-        self._directory = directory
-        self._definition = broker.definition(task)
-        self._saved = 0
-
-    def take(self, snapshot: Mapping[str, Any]) -> None:
-        if snapshot["checkpoint"] == self._saved:
-            return
-        self._saved, blob = self._broker.checkpoint_blob(self._task)
-        if blob is not None:
-            tree, metadata = decode_tree(blob)
-            save_checkpoint(
-                self._directory,
-                train_count=metadata["train_count"],
-                parameters=tree["parameters"],
-                learner_state=tree["learner"],
-                state=json.loads(metadata["state"]),
-                config={"env": self._definition.env, "rl": self._definition.rl},
-            )
+    def _save_checkpoint(self, directory: Path, blob: bytes) -> None:
+        definition = self._broker.definition(self._task)
+        tree, metadata = decode_tree(blob)
+        save_checkpoint(
+            directory,
+            train_count=metadata["train_count"],
+            parameters=tree["parameters"],
+            learner_state=tree["learner"],
+            state=json.loads(metadata["state"]),
+            config={"env": definition.env, "rl": definition.rl},
+        )
 
 
 def _run_status(task: str, snapshot: Mapping[str, Any]) -> RunStatus:
@@ -280,7 +279,7 @@ def _run_status(task: str, snapshot: Mapping[str, Any]) -> RunStatus:
         times_left_s.append(float(fields["timeout_s"]) - elapsed_s)
     return RunStatus(
         task=task,
-        state=fields.get("state", "cancelled"),  # type: ignore[arg-type]
+        state=cast(RunState, fields["state"]),
         elapsed_s=elapsed_s,
         remaining_s=max(0.0, min(times_left_s)) if times_left_s else None,
         train_count=train_count,
@@ -290,9 +289,9 @@ def _run_status(task: str, snapshot: Mapping[str, Any]) -> RunStatus:
         evaluation=msgspec.json.decode(evaluation, type=Evaluation) if evaluation else None,
         memory_size=progress.get("memory_size", 0),
         memory_capacity=progress.get("memory_capacity", 0),
-        backlog_bytes=snapshot["backlog_bytes"],
+        backlog_bytes=int(fields["sent_bytes"]) - int(fields["received_bytes"]),
         backlog_limit_bytes=int(fields.get("backlog_limit", 0)),
-        parameter_version=snapshot["version"],
+        parameter_version=int(fields["version"]),
         trainer=trainer,
         actors=tuple(sorted(actors, key=lambda actor: actor.slot)),
         error=fields.get("error") or None,

@@ -1,7 +1,7 @@
-"""A trainer serving one task: an ingest thread, the learning loop, and a publisher thread.
+"""A trainer serving one task: the learning loop, and three threads that speak to the broker beside it.
 
-The learning loop never waits for the network: the ingest thread brings segments from the broker into the
-memory, the publisher takes parameters, heartbeats, history and checkpoints to it.
+The learning loop never waits for the network: one thread brings segments from the broker into the memory,
+one takes parameters, counters and checkpoints to it, one keeps the lease and reports.
 """
 
 import json
@@ -11,22 +11,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from srl.base.algorithm import Tree
+from srl.base.errors import ProtocolError
 from srl.base.spaces import Spaces
-from srl.runner.distribution.broker import Broker, Lease, TaskDefinition
-from srl.runner.distribution.servers import persist
-from srl.runner.distribution.wire import decode_experience, decode_tree, encode_tree
+from srl.runner.distribution.broker import Broker, Committed, Lease, Position, TaskDefinition, persist
+from srl.runner.distribution.wire import Experience, decode_experience, decode_tree, encode_tree
 from srl.runner.plugins import config_from_dict
 from srl.runner.run_config import RunConfig
 from srl.runner.status import TrainerStatus
 from srl.runner.trainer import Trainer
 
 logger = logging.getLogger("srl")
+
+T = TypeVar("T")
 
 BEAT_S = 1.0
 """Seconds between heartbeats, and between history rows."""
@@ -46,54 +48,105 @@ class Snapshot:
     trainer_state: dict[str, Any] | None
 
 
-class TrainerSession:
-    """Trains one task until it is done, the lease is lost or `stop` is set.
+class Heartbeat:
+    """Keeps a trainer's lease while something takes long; a context manager, which raises what the broker refused."""
+
+    def __init__(self, broker: Broker, lease: Lease, stop: threading.Event, waiting_for: str) -> None:
+        status = TrainerStatus(worker=lease.worker, waiting_for=waiting_for)
+        self._text = msgspec.json.encode(status).decode()
+        self._broker = broker
+        self._lease = lease
+        self._stop = stop
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._beat, name="srl-heartbeat", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        if self._failure is not None and exception[0] is None:
+            raise self._failure
+
+    def _beat(self) -> None:
+        try:
+            while not self._ended.is_set():
+                persist(lambda: self._broker.beat(self._lease, self._text), self._broker, self._stop)
+                self._ended.wait(BEAT_S)
+        except BaseException as error:
+            self._failure = error
+
+
+def serve_trainer(
+    broker: Broker, lease: Lease, definition: TaskDefinition, directory: Path | None, stop: threading.Event
+) -> bool:
+    """Train one task until it is done, the lease is lost or `stop` is set; returns whether it is done.
 
     Args:
         directory: for the memory's files, or `None`.
     """
+    with Heartbeat(broker, lease, stop, "its memory and its network to be ready"):
+        config = config_from_dict(definition.rl)
+        spaces, seed = Spaces.from_dict(definition.spaces), int(definition.run["seed"])
+        memory = config.make_memory(spaces, seed, directory)
+        trainer = Trainer(config, config.make_learner(spaces, seed), memory, distributed=True)
+        committed = persist(lambda: broker.committed(lease.task), broker, stop)
+        checkpoint = persist(lambda: broker.checkpoint_blob(lease.task), broker, stop)
+        if committed is None or checkpoint is None:
+            return False
+        if checkpoint[1] is not None:
+            trainer.learner.set_state(decode_tree(checkpoint[1])[0]["learner"])
+            logger.info("trainer: task %s goes on at %d updates", lease.task, trainer.train_count)
+    return TrainerSession(broker, lease, definition, trainer, committed, stop).run()
+
+
+class TrainerSession:
+    """The threads that train; counters go on from what an earlier trainer, or the client, committed."""
 
     def __init__(
-        self, broker: Broker, lease: Lease, definition: TaskDefinition, directory: Path | None, stop: threading.Event
+        self,
+        broker: Broker,
+        lease: Lease,
+        definition: TaskDefinition,
+        trainer: Trainer,
+        committed: Committed,
+        stop: threading.Event,
     ) -> None:
         self._broker = broker
         self._lease = lease
+        self._definition = definition
         self._run_config = RunConfig.from_dict(definition.run)
-        self._start = definition.start_train_count
+        self._trainer = trainer
         self._stop = stop
-        self._over = threading.Event()  # nothing more to do: finished, cancelled or failed
+        self._over = threading.Event()  # nothing more to do: the run's end or a failure
         self._failure: BaseException | None = None
-        config = config_from_dict(definition.rl)
-        spaces = Spaces.from_dict(definition.spaces)
-        seed = self._run_config.seed
-        memory = config.make_memory(spaces, seed, directory)
-        self._trainer = Trainer(config, config.make_learner(spaces, seed), memory, distributed=True)
-        self._env_steps = 0
-        self._episodes = 0
-        self._last_sequence: dict[str, int] = {}
+        self._counting = threading.Lock()
+        self._env_steps: int = committed.progress.get("env_steps", 0)
+        self._episodes: int = committed.progress.get("episodes", 0)
+        self._sequences = dict(committed.position.sequences)
+        self._position = self._committed = committed.position
+        self._commit_at_once_bytes = committed.backlog_limit_bytes / 2
+        self._committing = threading.Lock()
+        self._version = committed.version
+        self._published_train_count = -1
         self._episode_rewards: list[float] = []
         self._lags: list[int] = []  # versions that inserted segments were behind
-        self._version = 0
-        self._counting = threading.Lock()
-        self._started_s = time.monotonic()
+        self._refused = 0
         self._snapshot: Snapshot | None = None
         self._snapshot_wanted = threading.Event()
-        self._checkpoint_wanted = False
         self._snapshot_ready = threading.Event()
-        self._restore()
-        self._rates = Rates(self._trainer.train_count, self._env_steps)
+        self._checkpoint_wanted = False
+        self._started_s = time.monotonic() - committed.elapsed_s
+        self._rates = Rates(trainer.train_count, self._env_steps)
 
-    def run(self) -> None:
-        """Train; returns when this trainer has nothing more to do, raises what went wrong in any thread."""
-        fields = self._ask(lambda: self._broker.task_fields(self._lease.task))
-        now = self._ask(self._broker.redis.time)
-        if fields is None or now is None:
-            return
-        self._started_s = time.monotonic() - (now[0] * 1000 + now[1] // 1000 - int(fields["started_ms"])) / 1000
+    def run(self) -> bool:
+        """Train; returns whether the run is done, raises what went wrong in any thread."""
         self._publish(self._take_snapshot(with_state=False))
         threads = [
             threading.Thread(target=self._guard, args=(target,), name=f"srl-{target.__name__}", daemon=True)
-            for target in (self._ingest, self._publish_forever)
+            for target in (self._ingest, self._publish_forever, self._report_forever)
         ]
         for thread in threads:
             thread.start()
@@ -105,10 +158,13 @@ class TrainerSession:
                 thread.join()
         if self._failure is not None:
             raise self._failure
-        self._publish(self._take_snapshot(with_state=True))
-        self._beat(force=True)
-        if self._finished():
-            self._ask(lambda: self._broker.finish(self._lease.task, "done", lease=self._lease))
+        with Heartbeat(self._broker, self._lease, self._stop, "its last checkpoint to be stored"):
+            self._publish(self._take_snapshot(with_state=True))
+        self._report()
+        if not self._finished():
+            return False
+        self._ask(lambda: self._broker.finish(self._lease.task, "done", lease=self._lease))
+        return True
 
     # --- the learning loop ---------------------------------------------------------------------------
 
@@ -124,13 +180,14 @@ class TrainerSession:
 
     def _updates_left(self) -> int:
         limit = self._run_config.max_train_count
-        return 1 << 62 if limit is None else self._start + limit - self._trainer.train_count
+        return 1 << 62 if limit is None else self._definition.start_train_count + limit - self._trainer.train_count
 
     def _finished(self) -> bool:
         config = self._run_config
+        steps = self._env_steps - self._definition.start_env_steps
         return (
             self._updates_left() <= 0
-            or (config.max_steps is not None and self._env_steps >= config.max_steps)
+            or (config.max_steps is not None and steps >= config.max_steps)
             or (config.max_episodes is not None and self._episodes >= config.max_episodes)
             or (config.timeout is not None and self._elapsed_s() >= config.timeout)
         )
@@ -141,91 +198,137 @@ class TrainerSession:
             trainer.train_count,
             trainer.parameters,
             trainer.learner.get_state() if with_state else None,
-            self._get_state() if with_state else None,
+            {**trainer.get_state(), "env_steps": self._env_steps} if with_state else None,
         )
 
     # --- experience ----------------------------------------------------------------------------------
 
     def _ingest(self) -> None:
-        claim = True  # first what an earlier trainer read and did not acknowledge
         while not (self._stop.is_set() or self._over.is_set()):
             if not self._trainer.wait_until_insertable(BLOCK_MS / 1000):
                 continue
-            pending = claim
-            messages = self._ask(
-                lambda pending=pending: self._broker.receive(self._lease, MESSAGES_AT_ONCE, BLOCK_MS, pending=pending)
-            )
-            claim = claim and bool(messages)
+            messages = self._ask(self._receive)
             if messages:
-                self._insert([message for _, message in messages])
-                self._ask(lambda messages=messages: self._broker.acknowledge(self._lease, messages))
+                self._insert(messages)
+                # Usually the publisher commits soon enough; actors must not wait for it where they are fast.
+                if self._position.received_bytes - self._committed.received_bytes > self._commit_at_once_bytes:
+                    self._commit()
 
-    def _insert(self, messages: list[bytes]) -> None:
-        segments, env_steps, rewards, lags = [], 0, [], []
-        for message in messages:
-            experience = decode_experience(message)
-            if experience.sequence <= self._last_sequence.get(experience.actor, -1):
-                continue  # sent again after an answer was lost; it is in the memory already
-            self._last_sequence[experience.actor] = experience.sequence
-            segments += experience.segments
-            lags += [self._version - segment.version for segment in experience.segments]
-            env_steps += experience.env_steps
-            rewards += experience.episode_rewards
+    def _receive(self) -> list[tuple[str, bytes]]:
+        return self._broker.receive(self._lease.task, self._position.last, MESSAGES_AT_ONCE, BLOCK_MS)
+
+    def _insert(self, messages: list[tuple[str, bytes]]) -> None:
+        fresh: dict[str, int] = {}
+        arrived: list[Experience] = []
+        for _, message in messages:
+            try:
+                experience = decode_experience(message)
+            except ProtocolError as error:
+                self._refuse(error)
+                continue
+            if experience.sequence > max(self._sequences.get(experience.actor, -1), fresh.get(experience.actor, -1)):
+                fresh[experience.actor] = experience.sequence
+                arrived.append(experience)  # the others were sent again after an answer was lost
+        segments = [segment for experience in arrived for segment in experience.segments]
         self._trainer.insert(segments)
+        rewards = [reward for experience in arrived for reward in experience.episode_rewards]
+        received_bytes = self._position.received_bytes + sum(len(message) for _, message in messages)
         with self._counting:
-            self._env_steps += env_steps
+            self._sequences |= fresh
+            self._env_steps += sum(experience.env_steps for experience in arrived)
             self._episodes += len(rewards)
             self._episode_rewards += rewards
-            self._lags += lags
+            self._lags += [self._version - segment.version for segment in segments]
+            uncommitted = {} if self._position is self._committed else self._position.sequences
+            self._position = Position(messages[-1][0], received_bytes, {**uncommitted, **fresh})
 
-    # --- parameters, heartbeats, history, checkpoints ------------------------------------------------
+    def _refuse(self, error: ProtocolError) -> None:
+        """Count and report a message that cannot be read; the run goes on without it."""
+        self._refused += 1
+        if self._refused == 1:
+            text = f"an experience message was refused (later ones are only counted): {error}"
+            logger.error("trainer: %s", text)
+            self._ask(lambda: self._broker.add_error(self._lease.task, self._lease.worker, text))
+
+    # --- parameters, counters, checkpoints -----------------------------------------------------------
 
     def _publish_forever(self) -> None:
         parameter_bytes = sum(array.nbytes for array in _arrays(self._trainer.parameters))
         interval_s = max(self._run_config.parameter_send_interval_s, parameter_bytes / PARAMETER_BYTES_PER_S, 0.005)
-        next_checkpoint_s = time.monotonic() + self._run_config.checkpoint_interval_s
-        published = self._trainer.train_count
+        checkpoint_s = self._run_config.checkpoint_interval_s
+        next_checkpoint_s = time.monotonic() + checkpoint_s
         while not (self._stop.is_set() or self._over.is_set()):
             self._over.wait(interval_s)
-            self._beat()
             self._checkpoint_wanted = time.monotonic() >= next_checkpoint_s
             self._snapshot_wanted.set()
-            if not self._snapshot_ready.wait(1.0):
+            if not self._snapshot_ready.wait(BLOCK_MS / 1000):
+                self._commit()  # a slow update must not keep actors waiting
                 continue
             self._snapshot_ready.clear()
             snapshot = self._snapshot
-            if snapshot is None or (snapshot.train_count == published and snapshot.learner_state is None):
-                continue
-            published = snapshot.train_count
+            assert snapshot is not None
             self._publish(snapshot)
             if snapshot.learner_state is not None:
-                next_checkpoint_s = time.monotonic() + self._run_config.checkpoint_interval_s
+                next_checkpoint_s = time.monotonic() + checkpoint_s
 
     def _publish(self, snapshot: Snapshot) -> None:
         metadata: dict[str, Any] = {"train_count": snapshot.train_count}
-        blob = encode_tree(snapshot.parameters, metadata)
-        version = self._ask(lambda: self._broker.publish(self._lease, snapshot.train_count, self._progress(), blob))
-        self._version = version or self._version
+        if snapshot.train_count == self._published_train_count:
+            self._commit()
+        else:
+            self._commit(encode_tree(snapshot.parameters, metadata))
+            self._published_train_count = snapshot.train_count
         if snapshot.learner_state is not None:
             tree = {"parameters": snapshot.parameters, "learner": snapshot.learner_state}
             checkpoint = encode_tree(tree, {**metadata, "state": json.dumps(snapshot.trainer_state)})
             self._ask(lambda: self._broker.store_checkpoint(self._lease, checkpoint))
 
-    def _beat(self, *, force: bool = False) -> None:
-        if self._rates.since_s() < BEAT_S and not force:
-            return
+    def _commit(self, parameters: bytes | None = None) -> None:
+        with self._committing:
+            with self._counting:
+                position, progress = self._position, self._progress()
+            if parameters is None and position is self._committed:
+                return
+            version = self._version + 1
+            self._ask(
+                lambda: self._broker.commit(
+                    self._lease,
+                    train_count=self._trainer.train_count,
+                    progress=progress,
+                    position=None if position is self._committed else position,
+                    parameters=None if parameters is None else (version, parameters),
+                )
+            )
+            if parameters is not None:
+                self._version = version
+            self._committed = position
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "env_steps": self._env_steps,
+            "episodes": self._episodes,
+            "memory_size": len(self._trainer.memory),
+            "memory_capacity": self._trainer.memory.capacity,
+        }
+
+    # --- heartbeats and history ----------------------------------------------------------------------
+
+    def _report_forever(self) -> None:
+        while not (self._stop.is_set() or self._over.is_set()):
+            self._report()
+            self._over.wait(BEAT_S)
+
+    def _report(self) -> None:
         trainer = self._trainer
         updates_per_s, steps_per_s = self._rates.take(trainer.train_count, self._env_steps)
-        due = trainer.due(1)
         status = TrainerStatus(
             worker=self._lease.worker,
             updates_per_s=updates_per_s,
             steps_received_per_s=steps_per_s,
             steps_received=self._env_steps,
-            waiting_for="" if due or updates_per_s else trainer.limiter.waiting_for(len(trainer.memory)),
+            waiting_for="" if updates_per_s else trainer.limiter.waiting_for(len(trainer.memory)),
         )
-        reply = self._ask(lambda: self._broker.beat(self._lease, msgspec.json.encode(status).decode()))
-        self._ask(lambda: self._broker.publish(self._lease, trainer.train_count, self._progress()))
+        self._ask(lambda: self._broker.beat(self._lease, msgspec.json.encode(status).decode()))
         with self._counting:
             rewards, self._episode_rewards = self._episode_rewards, []
             lags, self._lags = self._lags, []
@@ -245,46 +348,16 @@ class TrainerSession:
             row["version_lag"] = float(np.mean(lags))
         if rewards:
             row["reward0"] = float(np.mean(rewards))
-        self._ask(lambda: self._broker.add_history(self._lease.task, row))
-        if reply is not None and reply.state not in ("waiting", "running"):
-            logger.info("trainer: task %s is %s", self._lease.task, reply.state)
-            self._over.set()
+        if self._refused:
+            row["messages_refused"] = self._refused
+        self._ask(lambda: self._broker.add_history(self._lease, row))
 
-    def _progress(self) -> dict[str, Any]:
-        return {
-            "env_steps": self._env_steps,
-            "episodes": self._episodes,
-            "memory_size": len(self._trainer.memory),
-            "memory_capacity": self._trainer.memory.capacity,
-        }
-
-    # --- state ---------------------------------------------------------------------------------------
-
-    def _get_state(self) -> dict[str, Any]:
-        state = self._trainer.get_state()
-        return {
-            **state,
-            "env_steps": self._env_steps,
-            "episodes": self._episodes,
-            "received": self._last_sequence.copy(),
-        }
-
-    def _restore(self) -> None:
-        """Go on from what the client or an earlier trainer left at the broker."""
-        answer = self._ask(lambda: self._broker.checkpoint_blob(self._lease.task))
-        if answer is None or answer[1] is None:
-            return
-        tree, metadata = decode_tree(answer[1])
-        self._trainer.learner.set_state(tree["learner"])
-        state = json.loads(metadata["state"])
-        self._env_steps, self._episodes = state.get("env_steps", 0), state.get("episodes", 0)
-        self._last_sequence = dict(state.get("received", {}))
-        logger.info("trainer: task %s goes on at %d updates", self._lease.task, self._trainer.train_count)
+    # --- all threads ---------------------------------------------------------------------------------
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
-    def _ask(self, call: Callable[[], Any]) -> Any:
+    def _ask(self, call: Callable[[], T]) -> T | None:
         return persist(call, self._broker, self._stop)
 
     def _guard(self, target: Callable[[], None]) -> None:

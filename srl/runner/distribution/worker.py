@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 
+from srl.base.errors import SrlError
 from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.distribution.servers import actor_run_forever, trainer_run_forever
 
@@ -15,7 +16,10 @@ def main() -> None:
     stop = threading.Event()
     threading.Thread(target=_stop_with_parent, args=(stop,), name="srl-parent", daemon=True).start()
     serve = {"trainer": trainer_run_forever, "actor": actor_run_forever}[sys.argv[1]]
-    serve(RedisParameters(), None, stop=stop)
+    try:
+        serve(RedisParameters(), None, stop=stop)
+    except SrlError as error:
+        sys.exit(str(error))
 
 
 def _stop_with_parent(stop: threading.Event) -> None:
