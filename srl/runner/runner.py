@@ -52,6 +52,7 @@ class Runner:
         self._learner: Learner | None = None
         self._trainer: Any = None
         self._trainer_state: dict[str, Any] | None = None
+        self._made_from: Any = None  # the settings that the trainer was made from
 
     # --- training ------------------------------------------------------------------------------------
 
@@ -99,9 +100,14 @@ class Runner:
             checkpoint_interval_s=checkpoint_interval_s,
         )
         self.config.validate()
+        made_from = (self.config.to_dict(), _path(work_dir))
+        if self._trainer is not None and made_from != self._made_from:
+            # Other settings: go on from what was learned, with a learner and a memory made from them.
+            self.restore(self.learner.get_state(), {"env_steps": self.env_steps})
         if self._trainer is None:
             memory = self.config.make_memory(self.spaces, self.seed, _path(work_dir))
             self._trainer = Trainer(self.config, self.learner, memory, distributed=False)
+            self._made_from = made_from
             if self._trainer_state is not None:
                 self._trainer.set_state(self._trainer_state)
         run = LocalRun(
@@ -113,9 +119,11 @@ class Runner:
             checkpoint_dir=_path(checkpoint_save_dir),
             history_dir=_path(history_save_dir),
         )
-        with stop_on_signals() as stop, Progress(enabled=progress) as shown:
-            run.run(stop, shown)
-        self.env_steps = run.env_steps
+        try:
+            with stop_on_signals() as stop, Progress(enabled=progress) as shown:
+                run.run(stop, shown)
+        finally:
+            self.env_steps = run.env_steps
         stop.raise_if_signalled()
 
     def train_mp(
@@ -238,7 +246,7 @@ class Runner:
 
         learned = None
         if self._learner is not None:
-            state = {**(self._trainer_state or {}), "env_steps": self.env_steps}
+            state = {**self._current_trainer_state(), "env_steps": self.env_steps}
             learned = (self._learner.train_count, self._learner.parameters, self._learner.get_state(), state)
         return create_task(redis_params, self.env_config, self.config, run_config, self.spaces, learned)
 
@@ -267,7 +275,9 @@ class Runner:
 
     def restore(self, learner_state: Tree, trainer_state: dict[str, Any]) -> None:
         """Go on from a checkpoint's states; `CheckpointError` where they are of another kind or shape."""
-        self.learner.set_state(learner_state)
+        learner = self.config.make_learner(self.spaces, self.seed)
+        learner.set_state(learner_state)
+        self._learner = learner
         self.env_steps = int(trainer_state.get("env_steps", 0))
         self._trainer_state = trainer_state if "limiter" in trainer_state else None
         self._trainer = None

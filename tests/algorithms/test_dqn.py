@@ -177,11 +177,11 @@ OTHER_VALUES: dict[str, Any] = {
     "lr": {"kind": "cosine", "start": 0.1, "end": 0.05, "steps": 10},
     "target_model_update_interval": 2,
     "discount": 0.5,
-    "n_step": 3,
+    "n_step": 5,
     "enable_double_dqn": False,
     "enable_rescale": True,
     "enable_reward_clip": True,
-    "huber_delta": None,
+    "huber_delta": 0.1,
     "updates_per_dispatch": 2,
 }
 
@@ -316,7 +316,7 @@ def test_one_update_is_one_step_of_adam_on_the_mean_loss() -> None:
         q_t = networks.q_values(network, before, batch["observation_t"])
         chosen = (q_tm1 * np.eye(ACTIONS)[batch["action_tm1"]]).sum(axis=1)
         errors = batch["reward_t"] + batch["discount_t"] * q_t.max(axis=1) - chosen
-        return (batch["weight"] * losses.huber_loss(errors)).mean(), errors
+        return (batch["weight"] * losses.huber_loss(errors, config.huber_delta)).mean(), errors
 
     (value, errors), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(before)
     # Adam's first step: both bias corrections undone, the gradient over its own size.
