@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint bench lock clean
+.PHONY: demo test test-slow lint bench bench-peers lock clean
 
 demo: .venv/installed ## train Pendulum on this machine, distributed
 	$(BIN)/python examples/pendulum_demo.py
@@ -19,8 +19,11 @@ lint: .venv/installed-dev ## style, types, layers
 	$(BIN)/mypy --strict srl/
 	$(BIN)/lint-imports
 
-bench: .venv/installed
+bench: .venv/installed ## how fast everything is, some minutes
 	$(BIN)/python -m benchmarks
+
+bench-peers: .venv/installed .venv-peers/installed ## the same work with other frameworks, some minutes more
+	$(BIN)/python -m benchmarks.peers --python .venv-peers/bin/python
 
 lock: .venv/bin/python ## choose new versions of all dependencies
 	$(BIN)/python -m pip install -q uv
@@ -28,7 +31,7 @@ lock: .venv/bin/python ## choose new versions of all dependencies
 		--extra all --extra test --custom-compile-command "make lock" -o requirements.lock pyproject.toml
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -47,4 +50,9 @@ clean:
 	$(BIN)/python -m pip freeze --exclude-editable > .venv/constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation \
 		-c .venv/constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv-peers/installed: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/peers/requirements.txt
 	@touch $@

@@ -161,18 +161,28 @@ class Runner:
             **run_arguments,
         )
         modules = sorted({*allow, *self.env_config.modules(), *_plugin_modules(self.config)})
-        with (
-            tempfile.TemporaryDirectory(prefix="srl-") as directory,
-            EmbeddedBroker() as broker,
-            LocalWorkers(broker.parameters, actor_num, Path(directory), modules) as workers,
-        ):
+        with tempfile.TemporaryDirectory(prefix="srl-") as directory, EmbeddedBroker() as broker:
             manager = self._create_task(broker.parameters, run_config)
-            status: RunStatus = manager.train_wait(
-                checkpoint_save_dir=checkpoint_save_dir,
-                history_save_dir=history_save_dir,
-                progress=progress,
-                check=workers.check,
-            )
+            workers = LocalWorkers(broker.parameters, actor_num, Path(directory), modules)
+
+            def check() -> None:
+                broker.check()
+                workers.check()
+
+            try:
+                with workers:
+                    status: RunStatus = manager.train_wait(
+                        checkpoint_save_dir=checkpoint_save_dir,
+                        history_save_dir=history_save_dir,
+                        progress=progress,
+                        check=check,
+                    )
+            except (KeyboardInterrupt, SystemExit):
+                # The trainer has left a checkpoint by now; its broker is about to go.
+                manager.load_into(self)
+                if checkpoint_save_dir is not None:
+                    self.save_checkpoint(checkpoint_save_dir)
+                raise
             manager.load_into(self)
             manager.close()
         return status

@@ -4,6 +4,7 @@ A second signal does what it would have done without us, so nobody is ever stuck
 """
 
 import contextlib
+import queue
 import signal
 import threading
 from collections.abc import Iterator
@@ -33,6 +34,11 @@ def stop_on_signals(also: threading.Event | None = None) -> Iterator[StopEvent]:
         yield stop
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
+    # The handler runs in the middle of anything, even of a wait for this event, which holds the event's lock:
+    # only another thread may set it. A simple queue may be used from handlers.
+    signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    watcher = threading.Thread(target=_set_when_signalled, args=(signals, stop), name="srl-signals", daemon=True)
+    watcher.start()
     before = {number: signal.getsignal(number) for number in numbers}
 
     def restore() -> None:
@@ -41,8 +47,8 @@ def stop_on_signals(also: threading.Event | None = None) -> Iterator[StopEvent]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         stop.signal_number = number
-        stop.set()
         restore()
+        signals.put(number)
 
     for number in numbers:
         signal.signal(number, handle)
@@ -50,6 +56,12 @@ def stop_on_signals(also: threading.Event | None = None) -> Iterator[StopEvent]:
         yield stop
     finally:
         restore()
+        signals.put(None)
+
+
+def _set_when_signalled(signals: "queue.SimpleQueue[int | None]", stop: StopEvent) -> None:
+    if signals.get() is not None:
+        stop.set()
 
 
 def _forward(source: threading.Event, target: threading.Event) -> None:

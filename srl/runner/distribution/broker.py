@@ -245,7 +245,7 @@ class Reply:
 
     Attributes:
         train_count: the run's clock. version: of the newest parameters.
-        room: bytes of the largest message that the backlog takes now.
+        room: bytes of the largest message that the backlog took before this call.
         sent: whether a message was taken; a full backlog refuses it.
     """
 

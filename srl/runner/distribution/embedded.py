@@ -123,6 +123,11 @@ class EmbeddedBroker:
             shutil.rmtree(self._folder, ignore_errors=True)
         atexit.unregister(self.stop)
 
+    def check(self) -> None:
+        """Raise `BrokerError` with the end of its log where the server has ended by itself."""
+        if self._server is not None and self._server.process.poll() is not None:
+            raise BrokerError(f"the embedded broker ended; its log ends:\n{self._server.log_tail()}")
+
     def _configuration(self) -> str:
         assert self._folder is not None
         if self._port is None:

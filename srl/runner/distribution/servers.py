@@ -181,5 +181,5 @@ def _serve_one(
 
 
 def _report_failure(broker: Broker, lease: Lease, text: str) -> None:
-    broker.add_error(lease.task, lease.worker, text)
-    broker.finish(lease.task, "failed", f"{lease.worker}: {text}", lease)
+    if not broker.finish(lease.task, "failed", f"{lease.worker}: {text}", lease):
+        broker.add_error(lease.task, lease.worker, text)  # the task is over, but somebody may want to know

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -22,7 +22,7 @@ from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, TaskDefinition
 from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.distribution.wire import decode_tree, encode_tree
 from srl.runner.history import HistoryWriter
-from srl.runner.plugins import config_from_dict
+from srl.runner.plugins import config_from_dict, load_plugins
 from srl.runner.progress import Progress
 from srl.runner.run_config import RunConfig
 from srl.runner.shutdown import stop_on_signals
@@ -82,12 +82,17 @@ class TaskManager:
         _, blob = self._once(lambda: self._broker.parameters_blob(self.task))
         return None if blob is None else decode_tree(blob)[0]
 
-    def create_runner(self) -> "Runner | None":
-        """Return a runner with the task's env, config and newest learned state; `None` where there is no task."""
+    def create_runner(self, allow: Sequence[str] = ()) -> "Runner | None":
+        """Return a runner with the task's env, config and newest learned state; `None` where there is no task.
+
+        Args:
+            allow: modules with own envs, algorithms and processors that the task may name.
+        """
         from srl.runner.runner import Runner
 
         if self._task is None:
             return None
+        load_plugins(allow)
         definition = self._once(lambda: self._broker.definition(self.task))
         runner = Runner(
             EnvConfig.from_dict(definition.env), config_from_dict(definition.rl), seed=definition.run["seed"]
@@ -123,7 +128,8 @@ class TaskManager:
             timeout: seconds after which this stops waiting; the task goes on.
             progress: whether to show progress (log lines, or a live table on a terminal).
             stop: ends the wait when set, like SIGINT and SIGTERM do.
-            check: called at each look; what it raises ends the wait.
+            check: called at each look; what it raises ends the wait. Who starts the workers too gives it, so
+                progress does not say how to start them.
 
         Raises:
             WorkerError: the task failed; the message has the worker's traceback.
@@ -135,7 +141,7 @@ class TaskManager:
         last_event, snapshot = "0", None
         with (
             stop_on_signals(stop) as ending,
-            Progress(enabled=progress, address=self._broker.parameters.address) as shown,
+            Progress(enabled=progress, address=None if check else self._broker.parameters.address) as shown,
             _Keeper(self._broker, task, checkpoint_save_dir, history_save_dir) as keeper,
         ):
             while not ending.is_set():
@@ -157,7 +163,7 @@ class TaskManager:
                     last_event = event.id
                     if event.worker:
                         logger.error("%s: %s", event.worker, event.message)
-        if ending.is_set():
+        if ending.is_set() and check is None:
             logger.info("stopped waiting; task %s goes on (srl watch, srl cancel)", task)
         ending.raise_if_signalled()
         if snapshot is None:

@@ -1,0 +1,663 @@
+"""Trainers and actors as threads of the test, over a real broker."""
+
+import contextlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import toy
+from counted_env import Counted, make_counted, unchanged
+from envs import ShortLives
+
+import srl
+from srl.algorithms import dqn
+from srl.base.env import EnvConfig
+from srl.base.errors import BrokerError, BrokerUnreachableError, ProtocolError, WorkerError
+from srl.base.segment import End, Segment
+from srl.base.settings import Settings
+from srl.runner.distribution import (
+    RedisParameters,
+    TaskManager,
+    actor_run_forever,
+    actor_server,
+    servers,
+    task_manager,
+    trainer_run_forever,
+    trainer_server,
+)
+from srl.runner.distribution import (
+    broker as broker_module,
+)
+from srl.runner.distribution.broker import Broker, Lease, LeaseLostError, Position, TaskDefinition
+from srl.runner.distribution.embedded import EmbeddedBroker
+from srl.runner.distribution.wire import Experience, decode_experience, encode_experience, encode_tree
+from srl.runner.plugins import config_from_dict, load_plugins
+from srl.runner.run_config import RunConfig
+
+WORKERS = {"trainer": trainer_run_forever, "actor": actor_run_forever}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker() as running:
+        yield running
+
+
+@pytest.fixture
+def broker(server: EmbeddedBroker) -> Iterator[Broker]:
+    made = Broker(server.parameters)
+    made.redis.flushall()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of the tests stays as it is, and idle workers look around often."""
+    monkeypatch.setattr(servers, "configure_actor_process", lambda: None)
+    monkeypatch.setattr(servers, "IDLE_S", 0.02)
+    monkeypatch.setattr(trainer_server, "BEAT_S", 0.1)
+    monkeypatch.setattr(actor_server, "BEAT_S", 0.1)
+
+
+@contextlib.contextmanager
+def working(parameters: RedisParameters, *roles: str) -> Iterator[threading.Event]:
+    """Run workers while the block is entered; the event stops them before."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def run(role: str) -> None:
+        try:
+            WORKERS[role](parameters, None, stop=stop)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(role,), name=role) for role in roles]
+    for thread in threads:
+        thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in threads)
+    assert failures == []
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    deadline_s = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        pause.wait(0.01)
+    return found
+
+
+def make_runner(**kwargs: Any) -> srl.Runner:
+    return srl.Runner(EnvConfig("test/Counted-v0", kwargs=kwargs), toy.Config(), seed=1)
+
+
+def start(
+    parameters: RedisParameters, runner: srl.Runner | None = None, actor_num: int = 1, **limits: Any
+) -> TaskManager:
+    limits = limits or {"timeout": 60}
+    manager: TaskManager = (runner or make_runner()).train_distribution_start(
+        parameters, actor_num, **{"num_envs": 4, "eval_episodes": 0, **limits}
+    )
+    return manager
+
+
+def acquire(broker: Broker, task: str, role: Any) -> Lease:
+    lease = until(lambda: broker.acquire(task, role, 2))
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def publish(broker: Broker, trainer: Lease, version: int, value: float = 0.0) -> None:
+    tree = {"weights": np.full((2, 2), value, np.float32), "bias": np.zeros(2, np.float32)}
+    blob = encode_tree(tree, {"train_count": version})
+    broker.commit(trainer, train_count=version, progress={}, parameters=(version, blob))
+
+
+def receive(broker: Broker, task: str, after: str = "0") -> list[tuple[str, bytes]]:
+    return broker.receive(task, after, 100, 10)
+
+
+def message(actor: Lease, sequence: int, steps: int = 8) -> bytes:
+    segment = Segment(
+        frames=np.zeros((steps + 1, 2), np.float32),
+        actions=np.zeros(steps, np.int32),
+        rewards=np.ones(steps, np.float32),
+        end=End.TRUNCATED,
+        context=0,
+        lane=0,
+        sequence=sequence,
+        version=1,
+    )
+    return encode_experience(Experience(actor.token, sequence, [segment], steps, [float(steps)], [steps]))
+
+
+def env_steps(manager: TaskManager) -> int:
+    return manager.get_status().env_steps
+
+
+# --- whole runs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["client", "workers"])
+def test_a_run_ends_at_exactly_the_asked_count(server: EmbeddedBroker, broker: Broker, first: str) -> None:
+    runner = make_runner()
+    with contextlib.ExitStack() as stack:
+        if first == "workers":
+            stack.enter_context(working(server.parameters, "trainer", "actor"))
+        manager = start(server.parameters, runner, max_train_count=101)
+        if first == "client":
+            stack.enter_context(working(server.parameters, "trainer", "actor"))
+        status = manager.train_wait(progress=False)
+    assert (status.state, status.train_count, status.max_train_count) == ("done", 101, 101)
+    manager.load_into(runner)
+    assert runner.train_count == 101
+    assert runner.env_steps == status.env_steps > 100
+
+
+def test_train_distribution_brings_everything_home(server: EmbeddedBroker, broker: Broker, tmp_path: Path) -> None:
+    runner = make_runner()
+    with working(server.parameters, "trainer", "actor"):
+        status = runner.train_distribution(
+            server.parameters,
+            max_train_count=60,
+            num_envs=4,
+            eval_episodes=2,
+            eval_interval_s=0,
+            checkpoint_save_dir=tmp_path / "checkpoints",
+            history_save_dir=tmp_path / "history",
+            progress=False,
+        )
+    assert runner.train_count == 60
+    loaded = make_runner()
+    loaded.load_checkpoint(tmp_path / "checkpoints")
+    assert (loaded.train_count, loaded.env_steps) == (60, status.env_steps)
+    np.testing.assert_equal(dict(loaded.parameters), dict(runner.parameters))
+    rows = srl.Runner.load_history(tmp_path / "history").rows
+    last = [row for row in rows if row["role"] == "trainer"][-1]
+    assert (last["train"], last["step"]) == (60, status.env_steps)
+    assert last["reward0"] == 20.0
+    assert [row["eval_reward0"] for row in rows if row["role"] == "eval"][:1] == [20.0]
+    assert all(0 <= row["time"] < 60 for row in rows)
+    assert status.evaluation is not None and status.evaluation.mean_reward == 20.0
+    assert runner.evaluate(2) == [20.0, 20.0]
+
+
+@pytest.mark.parametrize(
+    ("limit", "reached"),
+    [
+        ({"timeout": 0.5}, lambda status: 0.5 <= status.elapsed_s < 5),
+        ({"max_steps": 400}, lambda status: 400 <= status.env_steps < 4000),
+        ({"max_episodes": 12}, lambda status: 240 <= status.env_steps < 4000),
+    ],
+    ids=["timeout", "steps", "episodes"],
+)
+def test_every_stop_condition_ends_a_run(server: EmbeddedBroker, broker: Broker, limit: Any, reached: Any) -> None:
+    with working(server.parameters, "trainer", "actor"):
+        status = start(server.parameters, **limit).train_wait(progress=False)
+    assert status.state == "done"
+    assert reached(status), status
+
+
+def test_tasks_are_served_one_after_the_other_and_never_mixed(server: EmbeddedBroker, broker: Broker) -> None:
+    runners = [make_runner(size=size, reward=float(size)) for size in (2, 4, 5)]
+    managers = [start(server.parameters, runner, max_train_count=20 + i) for i, runner in enumerate(runners)]
+    with working(server.parameters, "trainer", "actor", "actor"):
+        statuses = [manager.train_wait(progress=False) for manager in managers]
+    assert [status.train_count for status in statuses] == [20, 21, 22]
+    for runner, manager, size in zip(runners, managers, (2, 4, 5), strict=True):
+        manager.load_into(runner)
+        assert runner.parameters["weights"].shape == (size, size)
+        rewards = {row["reward0"] for row in broker.history(manager.task) if "reward0" in row}
+        assert rewards <= {20.0 * size}
+    started = [int(broker.task_fields(manager.task)["started_ms"]) for manager in managers]
+    finished = [int(broker.task_fields(manager.task)["finished_ms"]) for manager in managers]
+    assert started[1] >= finished[0] and started[2] >= finished[1]
+
+
+def test_a_client_leaves_and_another_comes_back(server: EmbeddedBroker, broker: Broker, tmp_path: Path) -> None:
+    parameters = server.parameters
+    assert TaskManager(parameters).create_runner() is None
+    with pytest.raises(BrokerError, match=r"no task at .*train_distribution_start"):
+        TaskManager(parameters).get_status()
+    start(parameters, max_train_count=3000).close()
+    with working(parameters, "trainer", "actor"):
+        first = TaskManager(parameters)
+        until(lambda: len(broker.history(first.task)) > 2)
+        left = first.train_wait(history_save_dir=tmp_path, timeout=0, progress=False)
+        assert not left.finished
+        first.close()
+        back = TaskManager(parameters)
+        status = back.train_wait(checkpoint_save_dir=tmp_path, history_save_dir=tmp_path, progress=False)
+    assert status.train_count == 3000
+    rows = srl.Runner.load_history(tmp_path).rows
+    ids = [row["id"] for row in rows]
+    assert ids == sorted(set(ids), key=ids.index) and len(ids) == len(broker.history(back.task))
+    runner = back.create_runner()
+    assert runner is not None
+    assert (runner.train_count, runner.env_config.name) == (3000, "test/Counted-v0")
+    assert isinstance(runner.config, toy.Config)
+    assert runner.evaluate(1) == [20.0]
+    assert back.read_parameter() is not None
+    assert (tmp_path / "3000").is_dir()
+
+
+def test_a_trained_runner_goes_on(server: EmbeddedBroker, broker: Broker) -> None:
+    runner = make_runner()
+    runner.train(max_train_count=40, eval_episodes=0, progress=False)
+    learned, steps = dict(runner.parameters), runner.env_steps
+    manager = start(server.parameters, runner, max_train_count=20)
+    tree, _ = task_manager.decode_tree(broker.checkpoint_blob(manager.task)[1] or b"")
+    np.testing.assert_equal(tree["parameters"], learned)
+    status = manager.get_status()
+    assert (status.train_count, status.max_train_count, status.env_steps) == (40, 60, steps)
+    with working(server.parameters, "trainer", "actor"):
+        manager.train_wait(progress=False)
+        manager.load_into(runner)
+        assert runner.train_count == 60
+        assert runner.env_steps > steps
+        # A second run counts its own steps and episodes, not those of the first.
+        steps = runner.env_steps
+        again = start(server.parameters, runner, max_steps=200).train_wait(progress=False)
+        assert 200 <= again.env_steps - steps < 4000
+        episodes = start(server.parameters, runner, max_episodes=8).train_wait(progress=False)
+        assert episodes.env_steps - steps >= 160
+
+
+def test_cancel_stops_the_workers_and_they_take_the_next_task(server: EmbeddedBroker, broker: Broker) -> None:
+    manager = start(server.parameters)
+    with working(server.parameters, "trainer", "actor"):
+        until(lambda: env_steps(manager) > 0)
+        assert manager.cancel()
+        assert not manager.cancel()
+        assert manager.train_wait(progress=False).state == "cancelled"
+        second = start(server.parameters, max_train_count=10)
+        assert second.train_wait(progress=False, timeout=20).state == "done"
+    assert manager.get_status().state == "cancelled"
+
+
+# --- counting -------------------------------------------------------------------------------------------
+
+
+def test_every_step_that_was_taken_is_counted_once(server: EmbeddedBroker, broker: Broker) -> None:
+    manager = start(server.parameters, actor_num=2)
+    before = Counted.steps
+    with working(server.parameters, "trainer"):
+        with working(server.parameters, "actor", "actor"):
+            until(lambda: env_steps(manager) > 500)
+        taken = Counted.steps - before
+        assert until(lambda: env_steps(manager) >= taken)
+        until(lambda: manager.get_status().backlog_bytes == 0)
+    assert env_steps(manager) == taken
+    # The next trainer counts on from there.
+    with working(server.parameters, "trainer", "actor"):
+        until(lambda: env_steps(manager) > taken)
+    assert env_steps(manager) <= Counted.steps - before
+
+
+def test_a_message_that_arrives_twice_is_inserted_once(server: EmbeddedBroker, broker: Broker) -> None:
+    manager = start(server.parameters)
+    actor = acquire(broker, manager.task, "actor")
+    for sequence in (0, 0, 1, 0, 1):
+        broker.send(actor, message(actor, sequence))
+    with working(server.parameters, "trainer"):
+        until(lambda: env_steps(manager) and manager.get_status().backlog_bytes == 0)
+        assert (env_steps(manager), manager.get_status().memory_size) == (16, 16)
+    # Another trainer knows what the first has seen.
+    for sequence in (1, 2):
+        broker.send(actor, message(actor, sequence))
+    with working(server.parameters, "trainer"):
+        until(lambda: manager.get_status().backlog_bytes == 0)
+        assert env_steps(manager) == 24
+
+
+def test_the_next_trainer_takes_what_was_not_committed(server: EmbeddedBroker, broker: Broker) -> None:
+    manager = start(server.parameters)
+    actor, dead = acquire(broker, manager.task, "actor"), acquire(broker, manager.task, "trainer")
+    broker.send(actor, message(actor, 0))
+    broker.send(actor, message(actor, 1))
+    first, _ = receive(broker, manager.task)
+    position = Position(first[0], len(first[1]), {actor.token: 0})
+    broker.commit(dead, train_count=0, progress={"env_steps": 8}, position=position)
+    broker.release(dead)
+    with working(server.parameters, "trainer"):
+        until(lambda: manager.get_status().backlog_bytes == 0)
+        assert env_steps(manager) == 16
+
+
+def test_a_message_that_cannot_be_read_is_reported_and_the_run_goes_on(server: EmbeddedBroker, broker: Broker) -> None:
+    manager = start(server.parameters)
+    actor = acquire(broker, manager.task, "actor")
+    good = message(actor, 0)
+    other_version = good[:4] + (99).to_bytes(2, "little") + good[6:]
+    for sent in (other_version, b"nonsense", good):
+        broker.send(actor, sent)
+    with working(server.parameters, "trainer"):
+        until(lambda: manager.get_status().backlog_bytes == 0)
+        assert env_steps(manager) == 8
+        events = broker.events(manager.task)
+        assert len(events) == 1
+        assert re.search("refused.*version 99.*version 1", events[0].message)
+        until(lambda: broker.history(manager.task)[-1].get("messages_refused") == 2)
+
+
+# --- actors ---------------------------------------------------------------------------------------------
+
+
+def test_actors_act_with_what_is_published_and_report_its_version(server: EmbeddedBroker, broker: Broker) -> None:
+    runner = make_runner()
+    runner.config.epsilon = 0.0  # type: ignore[attr-defined]
+    manager = start(server.parameters, runner)
+    trainer = acquire(broker, manager.task, "trainer")
+    with working(server.parameters, "actor"):
+        until(lambda: "first parameters" in str(manager.get_status().actors))
+        publish(broker, trainer, version=7)
+        sent = until(lambda: receive(broker, manager.task))
+        segments = decode_experience(sent[0][1]).segments
+        assert {segment.version for segment in segments} == {7}
+        assert not any(segment.actions.any() for segment in segments)  # of equal values it takes the first
+        until(lambda: manager.get_status().actors[0].parameter_version == 7)
+        manager.cancel()
+    assert env_steps(manager) == 0
+
+
+def test_a_full_backlog_holds_an_actor_until_there_is_room(server: EmbeddedBroker, broker: Broker) -> None:
+    manager = start(server.parameters)
+    trainer = acquire(broker, manager.task, "trainer")
+    publish(broker, trainer, version=1)
+    with working(server.parameters, "actor"):
+        until(lambda: "backlog is full" in str(manager.get_status().actors))
+        status = manager.get_status()
+        assert 0 < status.backlog_bytes <= status.backlog_limit_bytes
+        waiting = receive(broker, manager.task)
+        sequences = [decode_experience(sent).sequence for _, sent in waiting]
+        size = sum(len(sent) for _, sent in waiting)
+        assert size == status.backlog_bytes
+        broker.commit(trainer, train_count=1, progress={}, position=Position(waiting[-1][0], size, {}))
+        more = until(lambda: receive(broker, manager.task))
+        sequences += [decode_experience(sent).sequence for _, sent in more]
+        broker.finish(manager.task, "cancelled")
+    assert sequences == list(range(len(sequences)))
+
+
+def test_an_actor_that_stops_before_a_full_backlog_says_what_is_lost(
+    server: EmbeddedBroker, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(actor_server, "FLUSH_S", 0.1)
+    manager = start(server.parameters)
+    publish(broker, acquire(broker, manager.task, "trainer"), version=1)
+    before = Counted.steps
+    with working(server.parameters, "actor"):
+        until(lambda: "backlog is full" in str(manager.get_status().actors))
+    sent = sum(decode_experience(data).env_steps for _, data in receive(broker, manager.task))
+    lost = [int(number) for number in re.findall(r"(\d+) env steps could not be sent", caplog.text)]
+    assert lost and sent + sum(lost) == Counted.steps - before
+
+
+def test_an_env_that_breaks_reaches_the_client_with_its_traceback(server: EmbeddedBroker, broker: Broker) -> None:
+    manager = start(server.parameters, make_runner(fail_at=30))
+    with working(server.parameters, "trainer", "actor"):
+        with pytest.raises(WorkerError, match=r"(?s)actor-0.*Traceback.*counted_env\.py.*the counted env broke"):
+            manager.train_wait(progress=False)
+        # The workers live on.
+        assert start(server.parameters, max_train_count=5).train_wait(progress=False, timeout=20).state == "done"
+
+
+def test_an_env_that_breaks_before_a_full_backlog_is_reported_all_the_same(
+    server: EmbeddedBroker, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_server, "FLUSH_S", 0.1)
+    manager = start(server.parameters, make_runner(fail_at=30))
+    broker.redis.hset(f"srl:{manager.task}:task", "backlog_limit", 1)
+    broker.send(acquire(broker, manager.task, "actor"), b"it is full")
+    broker.redis.hset(f"srl:{manager.task}:task", "actor_num", 2)
+    publish(broker, acquire(broker, manager.task, "trainer"), version=1)
+    with working(server.parameters, "actor"), pytest.raises(WorkerError, match="the counted env broke"):
+        manager.train_wait(progress=False, timeout=20)
+
+
+def test_a_slow_start_keeps_the_lease(server: EmbeddedBroker, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = start(server.parameters)
+    building, go_on = threading.Semaphore(0), threading.Event()
+
+    def slowly(original: Callable[..., Any]) -> Callable[..., Any]:
+        def build(*arguments: Any, **options: Any) -> Any:
+            building.release()
+            assert go_on.wait(20)
+            return original(*arguments, **options)
+
+        return build
+
+    monkeypatch.setattr(actor_server, "make_lanes", slowly(actor_server.make_lanes))
+    monkeypatch.setattr(trainer_server, "Trainer", slowly(trainer_server.Trainer))
+    with working(server.parameters, "trainer", "actor"):
+        assert building.acquire(timeout=20) and building.acquire(timeout=20)
+        beats = [broker.snapshot(manager.task)["workers"][name][0] for name in ("trainer", "actor-0")]
+        names = ("trainer", "actor-0")
+        until(
+            lambda: all(broker.snapshot(manager.task)["workers"][n][0] > b for n, b in zip(names, beats, strict=True))
+        )
+        assert "envs to be ready" in manager.get_status().actors[0].waiting_for
+        assert "to be ready" in str(manager.get_status().trainer)
+        go_on.set()
+        until(lambda: env_steps(manager) > 0)
+
+
+# --- configuration and versions -------------------------------------------------------------------------
+
+
+def test_every_setting_arrives_unchanged(server: EmbeddedBroker, broker: Broker) -> None:
+    config = changed(dqn.Config())
+    config.processors = [ShortLives(steps=7)]
+    env_config = EnvConfig(
+        "test/Counted-v0",
+        kwargs={"size": 3, "reward": 0.5},
+        max_episode_steps=9,
+        frameskip=2,
+        gym_make_func=make_counted,
+        gym_wrappers=[unchanged],
+    )
+    run_config = changed(RunConfig(max_train_count=1, max_steps=1, max_episodes=1, timeout=1))
+    defaults = (dqn.Config(), EnvConfig("x"), RunConfig(max_train_count=1))
+    for sent, default in zip((config, env_config, run_config), defaults, strict=True):
+        same = {name for name, value in leaves(sent) if value == dict(leaves(default)).get(name)}
+        assert same <= UNCHANGEABLE, f"{type(sent).__name__}: give {same} a value that differs"
+    runner = make_runner(size=3)
+    manager = task_manager.create_task(server.parameters, env_config, config, run_config, runner.spaces, None)
+    definition = broker.definition(manager.task)
+    load_plugins(["counted_env"])
+    assert config_from_dict(definition.rl).to_dict() == config.to_dict()
+    assert EnvConfig.from_dict(definition.env) == env_config
+    assert RunConfig.from_dict(definition.run) == run_config
+    assert trainer_server.Spaces.from_dict(definition.spaces) == runner.spaces
+
+
+UNCHANGEABLE = {"algorithm"}
+
+
+def changed(settings: Any) -> Any:
+    """Return settings with every number and switch set to another value that is allowed."""
+    for name in settings.documentation():
+        value = getattr(settings, name)
+        if isinstance(value, Settings):
+            changed(value)
+            continue
+        if isinstance(value, bool):
+            candidates: list[Any] = [not value]
+        elif isinstance(value, int):
+            candidates = [value + 1, value - 1]
+        elif isinstance(value, float):
+            candidates = [value * 0.5, value * 2, 0.25]
+        elif isinstance(value, tuple):
+            candidates = [(16, 8)]
+        elif value is None:
+            candidates = [2.5]
+        elif isinstance(value, str):
+            candidates = ["linear", "rank", "dueling", "tanh"]
+        else:
+            continue
+        for candidate in candidates:
+            with contextlib.suppress(srl.base.errors.ConfigError):
+                setattr(settings, name, candidate)
+                if getattr(settings, name) != value:
+                    break
+    return settings
+
+
+def leaves(settings: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.to_dict().items():
+        nested = getattr(settings, name, None)
+        if isinstance(nested, Settings):
+            yield from leaves(nested, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def test_another_protocol_is_refused_by_workers_and_client_with_both_versions(
+    server: EmbeddedBroker, broker: Broker
+) -> None:
+    definition = broker.definition(start(server.parameters, max_train_count=5).task)
+    broker.redis.flushall()
+    old = TaskDefinition(**{**definition.__dict__, "protocol": 99})
+    task = broker.create_task("", old, 1000)
+    with working(server.parameters, "trainer", "actor"):
+        until(lambda: len(broker.events(task)) == 2)
+        events = broker.events(task)
+        assert {event.worker.partition(" ")[0] for event in events} == {"trainer", "actor"}
+        for event in events:
+            assert re.search("protocol version 99.* version 1;.*same SRL version", event.message)
+        with pytest.raises(ProtocolError, match=r"version 99.* version 1\b"):
+            TaskManager(server.parameters, task).train_wait(progress=False)
+        assert broker.task_fields(task)["state"] == "waiting"  # others may speak it
+        assert start(server.parameters, max_train_count=5).train_wait(progress=False, timeout=20).state == "done"
+    assert len(broker.events(task)) == 2
+
+
+# --- leases and outages ---------------------------------------------------------------------------------
+
+
+def test_a_replaced_trainer_leaves_and_its_place_is_safe(
+    server: EmbeddedBroker, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = start(server.parameters)
+    with working(server.parameters, "trainer"):
+        until(lambda: manager.get_status().parameter_version)
+        monkeypatch.setattr(broker_module, "LEASE_MS", -1)
+        mine = broker.acquire(manager.task, "trainer")
+        monkeypatch.undo()
+        assert mine is not None
+        broker.beat(mine, '{"worker": "mine"}')
+        until(lambda: "trainer was replaced" in caplog.text)
+        broker.beat(mine, '{"worker": "mine"}')
+    status = manager.get_status()
+    assert status.state == "running" and status.trainer is not None and status.trainer.worker == "mine"
+
+
+def test_a_broker_that_comes_back_empty_is_survived_and_said(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    with EmbeddedBroker() as own:
+        own_broker = Broker(own.parameters)
+        manager = start(own.parameters, max_train_count=1_000_000)
+        with working(own.parameters, "trainer", "actor"):
+            until(lambda: env_steps(manager) > 0)
+            raised: list[BaseException] = []
+
+            def wait() -> None:
+                try:
+                    manager.train_wait(progress=False)
+                except BaseException as error:
+                    raised.append(error)
+
+            client = threading.Thread(target=wait)
+            client.start()
+            until(lambda: own_broker.redis.info("clients")["blocked_clients"])
+            own.stop()
+            until(lambda: caplog.text.count("does not answer") >= 2)
+            own.start()
+            client.join(20)
+            assert len(raised) == 1 and isinstance(raised[0], BrokerError)
+            assert re.search("restarted without its data.*create it again", str(raised[0]))
+            with pytest.raises(LeaseLostError):
+                own_broker.committed(manager.task)
+            second = start(own.parameters, max_train_count=10)
+            assert second.train_wait(progress=False, timeout=20).state == "done"
+
+
+def test_a_short_outage_loses_nothing(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = start(broker.parameters)
+    before = Counted.steps
+    with working(broker.parameters, "trainer"):
+        with working(broker.parameters, "actor"):
+            until(lambda: env_steps(manager) > 200)
+            for _ in range(3):  # cut every connection, in the middle of whatever is going on
+                seen = env_steps(manager)
+                broker.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                until(lambda seen=seen: env_steps(manager) > seen)
+        taken = Counted.steps - before
+        until(lambda: env_steps(manager) >= taken and manager.get_status().backlog_bytes == 0)
+        assert env_steps(manager) == taken
+    assert manager.get_status().state == "running"
+
+
+def test_workers_that_come_first_wait_for_the_broker_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with EmbeddedBroker(port=0) as own:
+        pass
+    with working(own.parameters, "trainer", "actor"):
+        until(lambda: caplog.text.count("waiting for up to 30 s for the broker") == 2)
+        with own:
+            assert start(own.parameters, max_train_count=10).train_wait(progress=False).state == "done"
+    assert caplog.text.count("for up to 30 s") == 2  # one each
+
+
+def test_workers_give_up_on_a_broker_that_never_comes() -> None:
+    with EmbeddedBroker(port=0) as own:
+        parameters = own.parameters
+    parameters.connect_timeout_s = 0.2
+    for run in WORKERS.values():
+        with pytest.raises(BrokerUnreachableError, match=r"no broker .*in 0\.2 s"):
+            run(parameters, None)
+    with pytest.raises(BrokerUnreachableError):
+        TaskManager(parameters)
+
+
+def test_the_client_says_who_is_missing(
+    server: EmbeddedBroker, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "srl")
+    manager = start(server.parameters, actor_num=2)
+    manager.train_wait(timeout=0)
+    assert "no trainer has joined yet; start one with: srl trainer" in caplog.text
+    assert "no actor has joined yet; start one with: srl actor" in caplog.text
+    broker.beat(acquire(broker, manager.task, "actor"), '{"worker": "actor-0"}')
+    caplog.clear()
+    manager.train_wait(timeout=0)
+    assert "1 of 2 actors joined" in caplog.text
+
+
+def test_memory_files_live_as_long_as_their_task(server: EmbeddedBroker, broker: Broker, tmp_path: Path) -> None:
+    manager = start(server.parameters, max_train_count=3000)
+    stop = threading.Event()
+    trainer = threading.Thread(
+        target=trainer_run_forever, args=(server.parameters, None), kwargs={"work_dir": tmp_path, "stop": stop}
+    )
+    trainer.start()
+    try:
+        with working(server.parameters, "actor"):
+            until(lambda: list(tmp_path.glob(f"{manager.task}/*.bin")))
+            assert manager.train_wait(progress=False).state == "done"
+        until(lambda: not list(tmp_path.iterdir()))
+    finally:
+        stop.set()
+        trainer.join(20)
