@@ -121,6 +121,9 @@ class Learner:
         self._state["train_count"] = self._state["train_count"] + len(errors)
         return UpdateInfo(np.abs(errors), {"loss": float(np.square(errors).mean())})
 
+    def prepare(self, batches: Mapping[str, np.ndarray]) -> None:
+        """Nothing is compiled."""
+
     @property
     def parameters(self) -> Tree:
         tree: Tree = self._state["parameters"]

@@ -237,6 +237,11 @@ class DqnLearner:
         metrics = {"loss": loss, "q": q, "td_error": td_error, "lr": float(learning_rates[count - 1])}
         return UpdateInfo(np.asarray(td_errors)[:count], metrics)
 
+    def prepare(self, batches: Mapping[str, np.ndarray]) -> None:
+        """Compile the updates for batches `[K, B, ...]` of these shapes; changes nothing."""
+        learning_rates = np.zeros(self._config.updates_per_dispatch, np.float32)
+        self._updates(self._state, dict(batches), learning_rates, np.int32(0), np.int32(0))
+
     @property
     def parameters(self) -> Tree:
         """The network's parameters."""

@@ -169,6 +169,10 @@ class Learner(Protocol):
         """Do `K` updates, one after the other, on batches `[K, B, ...]`."""
         ...
 
+    def prepare(self, batches: Mapping[str, np.ndarray]) -> None:
+        """Compile for batches of these shapes and dtypes; changes nothing."""
+        ...
+
     @property
     def parameters(self) -> Tree:
         """The tree that is published to policies; it does not change when updates go on."""
@@ -214,6 +218,10 @@ class Memory(Protocol):
 
     def sample(self, updates: int, train_count: int) -> Sample:
         """Draw batches for `updates` updates; `train_count` is the clock of the memory's schedules."""
+        ...
+
+    def example(self) -> Mapping[str, np.ndarray]:
+        """Return zero batches of the shapes and dtypes that a full dispatch samples."""
         ...
 
     def update_priorities(self, sample: Sample, priorities: np.ndarray) -> None:

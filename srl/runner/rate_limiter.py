@@ -19,6 +19,8 @@ class RateLimiter:
             learner run free.
         tolerance: transitions that inserting may run ahead of that ratio before it waits; `None` never
             makes inserting wait.
+        credit: transitions whose samples a learner that fell behind may still catch up on; the rest is
+            forgone, since a burst of updates on old data teaches little. `None` forgoes nothing.
 
     Raises:
         ConfigError: where both sides could wait for each other for ever.
@@ -30,6 +32,7 @@ class RateLimiter:
         batch_size: int,
         samples_per_insert: float | None = None,
         tolerance: int | None = None,
+        credit: int | None = None,
     ) -> None:
         if samples_per_insert is not None and tolerance is not None and tolerance * samples_per_insert < batch_size:
             raise ConfigError(
@@ -41,6 +44,7 @@ class RateLimiter:
         self._batch_size = batch_size
         self._samples_per_insert = samples_per_insert
         self._tolerance = tolerance
+        self._credit = credit
         self._inserted = 0
         self._updated = 0
         self._warm_at: int | None = None  # what had been inserted when warm-up ended
@@ -48,8 +52,11 @@ class RateLimiter:
     def inserted(self, transitions: int, memory_size: int) -> None:
         """Count transitions that were inserted; `memory_size` is what the memory holds now."""
         self._inserted += transitions
-        if self._warm_at is None and memory_size >= self._warmup_size:
-            self._warm_at = self._inserted
+        if self._warm_at is None:
+            if memory_size >= self._warmup_size:
+                self._warm_at = self._inserted
+        elif self._credit is not None:
+            self._warm_at += max(0, int(self._ahead()) - self._credit)
 
     def updated(self, updates: int) -> None:
         """Count updates that were done."""
@@ -68,8 +75,12 @@ class RateLimiter:
         """Return whether inserting may go on."""
         if self._warm_at is None or self._samples_per_insert is None or self._tolerance is None:
             return True
-        ahead = (self._inserted - self._warm_at) - self._updated * self._batch_size / self._samples_per_insert
-        return ahead < self._tolerance
+        return self._ahead() < self._tolerance
+
+    def _ahead(self) -> float:
+        """Return how many transitions inserting is ahead of sampling."""
+        assert self._warm_at is not None and self._samples_per_insert is not None
+        return self._inserted - self._warm_at - self._updated * self._batch_size / self._samples_per_insert
 
     def waiting_for(self, memory_size: int) -> str:
         """Say what the learner waits for when nothing is due."""

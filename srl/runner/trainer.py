@@ -14,6 +14,9 @@ from srl.base.algorithm import Learner, Memory, RLConfig, Tree
 from srl.base.segment import Segment
 from srl.runner.rate_limiter import RateLimiter
 
+MIN_CREDIT = 512
+"""Transitions that may arrive at once without updates being forgone."""
+
 
 class Trainer:
     """Learns from segments. `insert` and `learn` may be called from two different threads.
@@ -28,21 +31,27 @@ class Trainer:
         self.dispatch = memory.updates_per_dispatch
         """Updates that are done at once."""
         ratio = config.samples_per_insert
-        tolerance = None
-        if ratio is not None and distributed:
+        tolerance = credit = None
+        if distributed:
             # Room for a dispatch and for what arrives at once, so that neither side works in single steps.
-            per_dispatch = self.dispatch * self.memory.batch_size / ratio
-            tolerance = int(2 * per_dispatch) + 2 * config.effective_segment_length
+            per_dispatch = self.dispatch * self.memory.batch_size / (ratio or self.memory.batch_size)
+            room = int(2 * per_dispatch) + 2 * config.effective_segment_length
+            tolerance, credit = (room, None) if ratio is not None else (None, max(room, MIN_CREDIT))
         self.limiter = RateLimiter(
             self.memory.warmup_size,
             self.memory.batch_size,
             # By default one update an env step: never more, however slow the actors are.
             float(self.memory.batch_size) if ratio is None else ratio,
             tolerance,
+            credit,
         )
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._metrics: dict[str, list[float]] = {}
+
+    def prepare(self) -> None:
+        """Compile what learning needs, which takes seconds, before anybody waits for it."""
+        self.learner.prepare(self.memory.example())
 
     @property
     def train_count(self) -> int:

@@ -216,6 +216,23 @@ class ReplayMemory:
         laps = (self._start(self._newest) - 1 - slots) // self._slots
         return Sample(batches, slots.reshape(shape), laps.reshape(shape))
 
+    def example(self) -> dict[str, np.ndarray]:
+        """Return zero batches of the shapes and dtypes that `sample` gives for a full dispatch."""
+        shape = (self._updates_per_dispatch, self._batch_size)
+        stacks = (*shape, self._spaces.window_length, *self._frames.shape[1:])
+        batches = {
+            "observation_tm1": np.zeros(stacks, self._frames.dtype),
+            "action_tm1": np.zeros((*shape, *self._actions.shape[1:]), self._actions.dtype),
+            "reward_t": np.zeros(shape, np.float32),
+            "discount_t": np.zeros(shape, np.float32),
+            "observation_t": np.zeros(stacks, self._frames.dtype),
+            "weight": np.zeros(shape, np.float32),
+        }
+        for name in self._extras:
+            values = self._arrays[f"extra_{name}"]
+            batches[name] = np.zeros((*shape, *values.shape[1:]), values.dtype)
+        return batches
+
     def update_priorities(self, sample: Sample, priorities: np.ndarray) -> None:
         """Set the priorities (absolute values of `[K, B]`) of sampled transitions; those gone are ignored.
 

@@ -195,6 +195,18 @@ def test_actors_get_one_slot_each(broker: Broker) -> None:
     assert acquire(broker, task, "actor", 3).slot == 1
 
 
+def test_a_lease_that_was_taken_but_not_answered_is_taken_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = create(broker)
+    monkeypatch.setattr(broker_module.secrets, "token_hex", lambda size: "same call")
+    assert broker.acquire(task, "trainer") == broker.acquire(task, "trainer")
+    actor = acquire(broker, task, "actor")
+    assert acquire(broker, task, "actor") == actor
+    monkeypatch.undo()
+    assert broker.acquire(task, "trainer") is None
+
+
 def test_actors_alone_do_not_start_the_clock(broker: Broker) -> None:
     task = create(broker)
     acquire(broker, task, "actor")

@@ -419,7 +419,7 @@ def test_an_env_that_breaks_before_a_full_backlog_is_reported_all_the_same(
     server: EmbeddedBroker, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actor_server, "FLUSH_S", 0.1)
-    manager = start(server.parameters, make_runner(fail_at=30))
+    manager = start(server.parameters, make_runner(fail_at=100))
     broker.redis.hset(f"srl:{manager.task}:task", "backlog_limit", 1)
     broker.send(acquire(broker, manager.task, "actor"), b"it is full")
     broker.redis.hset(f"srl:{manager.task}:task", "actor_num", 2)
