@@ -72,7 +72,7 @@ class Config(RLConfig, algorithm="dqn"):
         False, doc="clip each reward to [-1, 1] for learning; reported episode rewards stay as they are"
     )
     huber_delta: float | None = setting(
-        10.0, above=0, doc="TD error beyond which the loss is linear; low limits outliers. None: squared loss"
+        None, above=0, doc="TD error beyond which the loss is linear; low limits outliers. None: squared loss"
     )
     updates_per_dispatch: int = setting(
         16, low=1, high=1024, doc="updates done in one call; high is fast, and priorities lag by that many"

@@ -32,13 +32,13 @@ logger = logging.getLogger("srl")
 
 T = TypeVar("T")
 
+LOOK_STEPS = 64
+"""Env steps after which a link looks for newer parameters, so that looking costs few commands."""
 MESSAGE_AGE_S = 0.5
 """A message is not held back for longer than this, however slow the env is."""
 POLL_S = 0.1
 FULL_S = 0.02, 0.5
 """First and longest pause before an actor looks again whether the backlog has room."""
-FIRST_PARAMETERS_S = 0.25
-"""How often an actor asks for the first parameters, which it cannot play without."""
 FLUSH_S = 5.0
 """How long a stopping actor tries to send what it still has."""
 
@@ -48,8 +48,9 @@ def serve_actor(broker: Broker, lease: Lease, definition: TaskDefinition, stop: 
     env_config = EnvConfig.from_dict(definition.env)
     config = config_from_dict(definition.rl)
     run_config = RunConfig.from_dict(definition.run)
-    first = lease.slot * run_config.num_envs
-    lane_numbers = range(first, first + run_config.num_envs)
+    # Lanes are dealt out in turn: each actor has exploring and greedy ones alike, so a slow actor (or the one that
+    # evaluates) slows neither kind more than the other.
+    lane_numbers = range(lease.slot, run_config.actor_num * run_config.num_envs, run_config.actor_num)
     # The link comes first: it keeps the lease while envs, which may take long, are made.
     with ActorLink(broker, lease, stop) as link, contextlib.ExitStack() as stack:
         lanes = make_lanes(env_config, config, lane_numbers)
@@ -114,7 +115,7 @@ class ActorLink:
         self._over = threading.Event()  # the thread has ended
         self._closing = threading.Event()  # nothing more will be added
         self._failure: BaseException | None = None
-        self._messages: queue.Queue[tuple[bytes, int]] = queue.Queue(maxsize=2)
+        self._messages: queue.Queue[tuple[bytes, int]] = queue.Queue(maxsize=1)
         self._evaluations: queue.SimpleQueue[tuple[Evaluation, float]] = queue.SimpleQueue()
         self._pending = Produced()
         self._pending_transitions = 0
@@ -122,6 +123,7 @@ class ActorLink:
         self._sequence = 0
         self._parameters_ready = threading.Event()
         self._give_up_s: float | None = None
+        self._looked_at_step = 0
         self._started_s = 0.0
         self._env_steps = self._steps_sent = self._episodes = self._version = 0
         self._rates = Rates(0, 0)
@@ -214,8 +216,10 @@ class ActorLink:
             while not (self._closing.is_set() and self._messages.empty()):
                 with contextlib.suppress(queue.Empty):
                     self._send(*self._messages.get(timeout=POLL_S))
-                if self._rates.since_s() >= (BEAT_S if self.newest is not None else FIRST_PARAMETERS_S):
+                if self._rates.since_s() >= BEAT_S:
                     self._beat()
+                elif self.newest is None or self._env_steps - self._looked_at_step >= LOOK_STEPS:
+                    self._look()
                 while not self._evaluations.empty():
                     self._store_evaluation(*self._evaluations.get())
         except BaseException as error:
@@ -269,16 +273,27 @@ class ActorLink:
 
     def _note(self, reply: Reply) -> None:
         self.train_count, self.actor_num = reply.train_count, reply.actor_num
-        if reply.version <= (self.newest.version if self.newest is not None else 0):
+        self._fetch_newer(reply.version)
+
+    def _look(self) -> None:
+        """Look for newer parameters between messages: how fresh they are decides how well a fast run learns."""
+        self._fetch_newer(self._ask(lambda: self._broker.parameter_version(self._lease.task)) or 0)
+
+    def _fetch_newer(self, version: int) -> None:
+        self._looked_at_step = self._env_steps
+        if version > (0 if self.newest is None else self.newest.version):
+            self._fetch()
+
+    def _fetch(self) -> None:
+        version, blob = self._ask(lambda: self._broker.parameters_blob(self._lease.task)) or (0, None)
+        if blob is None:
             return
-        answer = self._ask(lambda: self._broker.parameters_blob(self._lease.task))
-        if answer is not None and answer[1] is not None:
-            if self.newest is None:
-                elapsed_s = self._ask(lambda: self._broker.elapsed_s(self._lease.task))
-                self._started_s = time.monotonic() - (elapsed_s or 0.0)
-            tree, metadata = decode_tree(answer[1])
-            self.newest = Published(answer[0], tree, int(metadata["train_count"]))
-            self._parameters_ready.set()
+        if self.newest is None:
+            elapsed_s = self._ask(lambda: self._broker.elapsed_s(self._lease.task))
+            self._started_s = time.monotonic() - (elapsed_s or 0.0)
+        tree, metadata = decode_tree(blob)
+        self.newest = Published(version, tree, int(metadata["train_count"]))
+        self._parameters_ready.set()
 
     def _store_evaluation(self, evaluation: Evaluation, elapsed_s: float) -> None:
         row = {

@@ -400,6 +400,10 @@ class Broker:
         holder = [_lease_field(lease.worker), lease.token] if lease is not None else ["", ""]
         return bool(self._run(_FINISH, keys, [task, state, error, KEEP_FINISHED_S, *holder]))
 
+    def parameter_version(self, task: str) -> int:
+        """Return the version of the newest published parameters, 0 before the first."""
+        return int(self.redis.hget(_key(task, "task"), "version") or 0)
+
     def parameters_blob(self, task: str) -> tuple[int, bytes | None]:
         """Return the newest published parameters and their version, `None` before the first."""
         version, blob = self.redis.hmget(_key(task, "task"), "version", "parameters")

@@ -35,9 +35,9 @@ logger = logging.getLogger("srl")
 
 T = TypeVar("T")
 
-WAIT_MS = 500
-"""How often a waiting client looks; errors and the task's end wake it at once."""
-BACKLOG_MESSAGES = 2
+WAIT_MS = 1_000
+"""How often a waiting client looks, as often as workers report; errors and the task's end wake it at once."""
+BACKLOG_MESSAGES = 1
 
 
 class TaskManager:
