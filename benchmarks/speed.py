@@ -123,14 +123,12 @@ def broker_commands(arguments: argparse.Namespace) -> None:
         commands: Any = client.info("commandstats")
         network: Any = client.info("stats")
     calls = {name.removeprefix("cmdstat_"): row["calls"] for name, row in commands.items()}
-    # A script's inner commands are counted beside the script itself, so this is what the server works, and
-    # evalsha about what travels.
     steps = status.env_steps
     total_bytes = network["total_net_input_bytes"] + network["total_net_output_bytes"]
     print(f"{steps:,} transitions, {status.train_count:,} updates in {status.elapsed_s:.1f} s")
-    commands_done = sum(calls.values())
-    print(f"commands with those inside scripts: {commands_done:,}, {commands_done / steps:.3f} a transition")
-    print(f"script calls: {calls['evalsha']:,}, {calls['evalsha'] / steps:.4f} a transition")
+    requests, executed = network["total_reads_processed"], sum(calls.values())
+    print(f"commands sent to the broker: {requests:,}, {requests / steps:.4f} a transition")
+    print(f"executed there, with those inside scripts: {executed:,}, {executed / steps:.4f} a transition")
     print(f"network: {total_bytes / 1e6:.1f} MB, {total_bytes / steps:.0f} bytes a transition")
     for name, count in sorted(calls.items(), key=lambda item: -item[1]):
         print(f"  {name:24} {count:8,}")

@@ -46,7 +46,7 @@ class RLConfig(Settings):
         "exact in one process and an upper bound for the learner where actors run apart",
     )
     segment_length: int = setting(
-        32, low=2, high=4096, doc="steps after which an actor sends an unfinished episode's segment"
+        16, low=2, high=4096, doc="steps after which an actor sends an unfinished episode's segment"
     )
 
     def __init_subclass__(cls, algorithm: str = "", **kwargs: Any) -> None:

@@ -38,6 +38,7 @@ T = TypeVar("T")
 WAIT_MS = 1_000
 """How often a waiting client looks, as often as workers report; errors and the task's end wake it at once."""
 BACKLOG_MESSAGES = 1
+"""Messages that each actor may have waiting. More would be older when the trainer gets them, and learning suffers."""
 
 
 class TaskManager:
