@@ -43,7 +43,7 @@ class RLConfig(Settings):
         None,
         above=0,
         doc="times a transition is replayed on average, held from both sides. None: one update per env step, "
-        "exact in one process and an upper bound for the learner where actors run apart",
+        "exactly, in one process; at most one per two env steps where actors run apart",
     )
     segment_length: int = setting(
         16, low=2, high=4096, doc="steps after which an actor sends an unfinished episode's segment"

@@ -46,6 +46,13 @@ def setting(
 class Settings:
     """Base of the configuration dataclasses; see the module's text."""
 
+    def __new__(cls, *_: Any, **fields: Any) -> Self:
+        """Refuse a misspelt keyword like any other unknown attribute, with the nearest name."""
+        for name in fields:
+            if name not in _fields(cls):
+                raise UnknownFieldError(_unknown(cls, name))
+        return super().__new__(cls)
+
     def __setattr__(self, name: str, value: Any) -> None:
         hints = _hints(type(self))
         if name not in hints:

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from srl.base.algorithm import Learner, RLConfig, Tree
 from srl.base.env import EnvConfig, env_config, make_agent_env
-from srl.base.errors import CheckpointError, ConfigError
+from srl.base.errors import CheckpointError, ConfigError, MissingExtraError
 from srl.base.spaces import Spaces
 from srl.runner import checkpoint
 from srl.runner.distribution.parameters import RedisParameters
@@ -42,6 +43,8 @@ class Runner:
             raise ConfigError(f"rl_config is an algorithm's config such as dqn.Config(), not {rl_config!r}")
         self.env_config = env_config(env)
         self.config = rl_config
+        if seed is not None and (not isinstance(seed, int) or seed < 0):
+            raise ConfigError(f"seed must be a whole number from 0 on, not {seed!r}")
         self.seed = secrets.randbelow(1 << 31) if seed is None else seed
         rl_config.validate()
         probe = make_agent_env(self.env_config, rl_config)
@@ -161,6 +164,11 @@ class Runner:
             **run_arguments,
         )
         modules = sorted({*allow, *self.env_config.modules(), *_plugin_modules(self.config)})
+        if "__main__" in modules:
+            raise ConfigError(
+                "the env, a processor or the algorithm is defined in the script itself, which worker processes cannot "
+                "import; move it to a module of its own, such as my_env.py, and name the env 'my_env:MyEnv-v0'"
+            )
         with tempfile.TemporaryDirectory(prefix="srl-") as directory, EmbeddedBroker() as broker:
             manager = self._create_task(broker.parameters, run_config)
             workers = LocalWorkers(broker.parameters, actor_num, Path(directory), modules)
@@ -249,6 +257,8 @@ class Runner:
 
     def _run_config(self, **arguments: Any) -> RunConfig:
         self.config.validate()
+        if "seed" in arguments:
+            raise ConfigError("the seed belongs to the runner: srl.Runner(env, config, seed=...)")
         return make_run_config(seed=self.seed, **arguments)
 
     def _create_task(self, redis_params: RedisParameters, run_config: RunConfig) -> Any:
@@ -350,8 +360,9 @@ class Runner:
         """
         from srl.runner.evaluate import Evaluator
 
-        if max_episodes < 1:
-            raise ConfigError(f"max_episodes must be at least 1, not {max_episodes}")
+        for name, value in (("max_episodes", max_episodes), ("num_envs", num_envs)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
         policy = self.config.make_policy(self.spaces)
         evaluator = Evaluator(
             self.env_config, self.config, policy, episodes=max_episodes, seed=self.seed, lanes=num_envs
@@ -395,7 +406,7 @@ class Runner:
 
     def _episode(self, render_mode: str, max_steps: int) -> Iterator[Any]:
         """Play one greedy episode and yield a `RenderedStep` for the start and each step."""
-        from srl.runner.lanes import Stacks, join_lanes
+        from srl.base.env import EPISODE_STATS
         from srl.runner.render import RenderedStep
 
         modes = self._render_modes()
@@ -406,21 +417,35 @@ class Runner:
         policy = self.config.make_policy(self.spaces)
         parameters = policy.load(self.parameters)
         env = make_agent_env(self.env_config, self.config, render_mode=render_mode)
-        lanes = join_lanes([env])
-        stacks = Stacks(lanes.reset([self.seed]), self.config.window_length)
+        frame, _ = env.reset(seed=self.seed)
+        stack = np.repeat(frame[None, None], self.config.window_length, axis=1)
         state, rng = policy.initial_state(1), np.random.default_rng(self.seed)
-        yield RenderedStep(env.render(), 0, None, 0.0, 0.0)
-        total = 0.0
-        for number in range(1, max_steps + 1):
-            chosen = policy.act(parameters, stacks.array, state, rng, None)
-            step = lanes.step(chosen.action)
-            stacks.push(step)
-            state = chosen.state
-            total += float(step.rewards[0])
-            yield RenderedStep(env.render(), number, chosen.action[0], float(step.rewards[0]), total)
-            if step.episode_rewards:
-                break
-        lanes.close()
+        total, ended = 0.0, False
+        try:
+            yield RenderedStep(env.render(), 0, None, 0.0, 0.0)
+            for number in range(1, max_steps + 1):
+                chosen = policy.act(parameters, stack, state, rng, None)
+                # An env that is stepped alone is not reset behind our back: its last frame can be drawn.
+                frame, reward, terminated, truncated, info = env.step(chosen.action[0])
+                stack = np.concatenate([stack[:, 1:], frame[None, None]], axis=1)
+                state = chosen.state
+                total += reward
+                ended = EPISODE_STATS in info
+                if ended:
+                    total = float(info[EPISODE_STATS]["r"])  # as the env gave it, below all processors
+                yield RenderedStep(env.render(), number, chosen.action[0], reward, total)
+                if ended:
+                    break
+                if terminated or truncated:  # only for a processor: the env's own episode goes on
+                    frame, _ = env.reset()
+                    stack = np.repeat(frame[None, None], self.config.window_length, axis=1)
+                    state = policy.initial_state(1)
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise MissingExtraError(
+                f"rendering needs a package: pip install 'srl[classic-control]' ({error})"
+            ) from error
+        finally:
+            env.close()
 
 
 class _Total:

@@ -14,6 +14,9 @@ from srl.base.algorithm import Learner, Memory, RLConfig, Tree
 from srl.base.segment import Segment
 from srl.runner.rate_limiter import RateLimiter
 
+STEPS_PER_UPDATE = 2
+"""Env steps that actors must have sent for each update, unless `samples_per_insert` says otherwise. Data from
+actors is older than data of one process, where a step is enough, so an update needs more of it."""
 MIN_CREDIT = 512
 """Transitions that may arrive at once without updates being forgone."""
 
@@ -40,8 +43,7 @@ class Trainer:
         self.limiter = RateLimiter(
             self.memory.warmup_size,
             self.memory.batch_size,
-            # By default one update an env step: never more, however slow the actors are.
-            float(self.memory.batch_size) if ratio is None else ratio,
+            self.memory.batch_size / (STEPS_PER_UPDATE if distributed else 1) if ratio is None else ratio,
             tolerance,
             credit,
         )

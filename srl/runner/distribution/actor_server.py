@@ -32,6 +32,8 @@ logger = logging.getLogger("srl")
 
 T = TypeVar("T")
 
+EVALUATION_TURNS = 4
+"""An evaluation advances once in so many turns: it must not keep its actor from playing."""
 LOOK_STEPS = 64
 """Env steps after which a link looks for newer parameters, so that looking costs few commands."""
 MESSAGE_AGE_S = 0.5
@@ -75,7 +77,7 @@ def serve_actor(broker: Broker, lease: Lease, definition: TaskDefinition, stop: 
 
 
 def _play(link: "ActorLink", actor: Actor, evaluator: Evaluator | None, run_config: RunConfig) -> None:
-    next_evaluation_s = 0.0
+    next_evaluation_s, turn = 0.0, 0
     newest = link.wait_for_parameters()
     while newest is not None and not link.stopping:
         if newest.version != actor.version:
@@ -87,10 +89,10 @@ def _play(link: "ActorLink", actor: Actor, evaluator: Evaluator | None, run_conf
             if not evaluator.running and time.monotonic() >= next_evaluation_s:
                 evaluated = newest
                 evaluator.begin(newest.tree)
-            elif evaluator.running and (rewards := evaluator.step()) is not None:
+            elif evaluator.running and turn % EVALUATION_TURNS == 0 and (rewards := evaluator.step()) is not None:
                 link.report_evaluation(rewards, evaluated.train_count)
                 next_evaluation_s = time.monotonic() + run_config.eval_interval_s
-        newest = link.newest
+        newest, turn = link.newest, turn + 1
 
 
 @dataclass(frozen=True)

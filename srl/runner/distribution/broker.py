@@ -201,6 +201,8 @@ _FIELDS = (
     *("backlog_limit", "sent_bytes", "received_bytes"),
 )
 _SEQUENCE = "sequence:"
+_SAFE_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+"""Of tasks: a trainer names a folder after one, so nothing else from the broker may become a path."""
 
 
 class LeaseLostError(BrokerError):
@@ -314,6 +316,10 @@ class Broker:
         old task cannot touch a new one of the same name. Raises `BrokerError` where an unfinished task has
         the name already.
         """
+        if name and not re.fullmatch(_SAFE_NAME, name):
+            raise BrokerError(
+                f"task_name {name!r} may hold letters, digits, '_', '-' and '.', and starts with none of '-.'"
+            )
         label = name or re.sub(r"[^A-Za-z0-9_.]+", "-", definition.env["name"])
         task = f"{label}-{secrets.token_hex(4)}"
         updates, timeout_s = definition.run["max_train_count"], definition.run["timeout"]
@@ -346,13 +352,18 @@ class Broker:
             return name
         return next((task for task in reversed(tasks) if self.task_fields(task).get("name") == name), None)
 
+    @staticmethod
+    def is_safe(task: str) -> bool:
+        """Whether a task's id may become the name of a folder."""
+        return re.fullmatch(_SAFE_NAME, task) is not None
+
     def tasks(self) -> list[str]:
         """Return the ids of all known tasks, oldest first; expired ones are forgotten on the way."""
         return [task for task, _ in self._listed(TASKS_KEY, ("state",))]
 
     def open_tasks(self) -> list[tuple[str, dict[str, str]]]:
         """Return (id, fields) of the unfinished tasks, oldest first."""
-        return self._listed(QUEUE_KEY, ("state", "protocol", "actor_num"))
+        return self._listed(QUEUE_KEY, ("name", "state", "protocol", "actor_num"))
 
     def definition(self, task: str) -> TaskDefinition:
         """Return a task's definition; `ProtocolError` where another version of SRL wrote it."""

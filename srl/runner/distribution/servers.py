@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from srl.base.errors import ProtocolError, SrlError
+from srl.base.errors import ConfigError, EnvError, MissingExtraError, ProtocolError, SrlError
 from srl.runner.distribution.broker import (
     Broker,
     Lease,
@@ -61,14 +61,14 @@ def trainer_run_forever(
 
     def serve(broker: Broker, lease: Lease, definition: TaskDefinition, halt: threading.Event) -> None:
         directory = Path(work_dir) / lease.task if work_dir is not None else None
-        done = False
+        over = False  # an unfinished task's files serve its next trainer
         try:
-            done = serve_trainer(broker, lease, definition, directory, halt)
-        except TaskOverError:
-            done = True
+            over = serve_trainer(broker, lease, definition, directory, halt)
+        except Exception as error:
+            over = not isinstance(error, LeaseLostError)
             raise
         finally:
-            if done and directory is not None:
+            if directory is not None and over:
                 shutil.rmtree(directory, ignore_errors=True)
 
     _serve_forever("trainer", redis_params, serve, allow, stop)
@@ -138,7 +138,8 @@ def _serve_forever(
 def _find_work(broker: Broker, role: Literal["trainer", "actor"], refused: set[str]) -> Lease | None:
     """Return a lease of the oldest unfinished task that has room for this role."""
     for task, fields in broker.open_tasks():
-        if task in refused:
+        wanted = broker.parameters.task_name
+        if task in refused or not broker.is_safe(task) or (wanted and wanted not in (task, fields["name"])):
             continue
         try:
             check_protocol(task, int(fields["protocol"]))
@@ -174,12 +175,17 @@ def _serve_one(
         refused.add(lease.task)
         text = str(error) if isinstance(error, SrlError) else traceback.format_exc()
         logger.error("%s: task %s failed: %s", lease.worker, lease.task, text)
-        persist(lambda: _report_failure(broker, lease, text), broker, stop)
+        unfit = lease.role == "actor" and isinstance(error, (ConfigError, EnvError, MissingExtraError))
+        persist(lambda: _report_failure(broker, lease, text, others_may_serve=unfit), broker, stop)
     finally:
         persist(lambda: broker.release(lease), broker, stop)
         logger.info("%s: left task %s", lease.worker, lease.task)
 
 
-def _report_failure(broker: Broker, lease: Lease, text: str) -> None:
+def _report_failure(broker: Broker, lease: Lease, text: str, *, others_may_serve: bool) -> None:
+    others = {name for name in broker.snapshot(lease.task)["workers"] if name not in ("trainer", lease.worker)}
+    if others_may_serve and others:
+        broker.add_error(lease.task, lease.worker, text)  # one badly set-up actor must not end a healthy run
+        return
     if not broker.finish(lease.task, "failed", f"{lease.worker}: {text}", lease):
         broker.add_error(lease.task, lease.worker, text)  # the task is over, but somebody may want to know

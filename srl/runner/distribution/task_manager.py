@@ -244,8 +244,9 @@ class _Keeper:
     def take(self, snapshot: Mapping[str, Any]) -> None:
         """Take what is new."""
         if self._history is not None:
-            for row in self._broker.history(self._task, self._history.last_id or "0"):
-                self._history.append(row)
+            while rows := self._broker.history(self._task, self._history.last_id or "0"):
+                for row in rows:
+                    self._history.append(row)
         if self._checkpoint_dir is not None and snapshot["checkpoint"] != self._saved:
             number, blob = self._broker.checkpoint_blob(self._task)
             if blob is not None:

@@ -98,7 +98,11 @@ def serve_trainer(
         if committed is None or checkpoint is None:
             return False
         if checkpoint[1] is not None:
-            trainer.learner.set_state(decode_tree(checkpoint[1])[0]["learner"])
+            tree, metadata = decode_tree(checkpoint[1])
+            trainer.learner.set_state(tree["learner"])
+            state = json.loads(str(metadata["state"]))
+            if "limiter" in state:
+                trainer.set_state(state)
             logger.info("trainer: task %s goes on at %d updates", lease.task, trainer.train_count)
     return TrainerSession(broker, lease, definition, trainer, committed, stop).run()
 
