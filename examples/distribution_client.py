@@ -4,8 +4,8 @@ Start these in any order, each in a terminal or on a machine of its own (README.
 
     redis-server --requirepass secret            a broker: Redis 7 or Valkey
     export SRL_REDIS_URL=redis://127.0.0.1:6379 SRL_REDIS_PASSWORD=secret
-    python examples/distribution_worker.py trainer
-    python examples/distribution_worker.py actor
+    srl trainer
+    srl actor
     python examples/distribution_client.py
 
 The client may leave: the task goes on, and `TaskManager(RedisParameters()).train_wait()` comes back to it.

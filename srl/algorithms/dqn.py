@@ -43,6 +43,23 @@ class Config(RLConfig, algorithm="dqn"):
     batch_size: int = setting(
         32, low=1, doc="transitions an update learns from; large is steadier for each update and slower"
     )
+    target_model_update_interval: int = setting(
+        1000, low=1, doc="updates between copies of the network to the target; low is fast and less stable"
+    )
+    discount: float = setting(0.99, low=0, high=1, doc="value of a reward one step later, 0 to 1; high looks far ahead")
+    lr: Schedule = setting(
+        factory=lambda: Schedule("constant", 0.001),
+        doc="Adam's learning rate over train count; high learns fast and may diverge",
+    )
+    enable_reward_clip: bool = setting(
+        False, doc="clip each reward to [-1, 1] for learning; reported episode rewards stay as they are"
+    )
+    enable_double_dqn: bool = setting(
+        True, doc="the network chooses the target's action, not the target network; less overestimation"
+    )
+    enable_rescale: bool = setting(
+        False, doc="learn values in the space of h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x; for large returns"
+    )
     memory: MemoryConfig = setting(factory=MemoryConfig, doc="the replay memory; see srl.rl.memories.config")
     hidden_block: HiddenBlock = setting(factory=HiddenBlock, doc="the network's hidden layers")
     epsilon: Schedule = setting(
@@ -51,25 +68,8 @@ class Config(RLConfig, algorithm="dqn"):
         f"apart from the trainer use the Ape-X ladder 0.4 ** (1 + 7 i / (N - 1)), one process uses "
         f"{EPSILON_IN_ONE_PROCESS}; low explores little",
     )
-    lr: Schedule = setting(
-        factory=lambda: Schedule("constant", 0.001),
-        doc="Adam's learning rate over train count; high learns fast and may diverge",
-    )
-    target_model_update_interval: int = setting(
-        1000, low=1, doc="updates between copies of the network to the target; low is fast and less stable"
-    )
-    discount: float = setting(0.99, low=0, high=1, doc="value of a reward one step later, 0 to 1; high looks far ahead")
     n_step: int = setting(
         3, low=1, high=100, doc="rewards summed before bootstrapping; high spreads rewards fast, with more noise"
-    )
-    enable_double_dqn: bool = setting(
-        True, doc="the network chooses the target's action, not the target network; less overestimation"
-    )
-    enable_rescale: bool = setting(
-        False, doc="learn values in the space of h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x; for large returns"
-    )
-    enable_reward_clip: bool = setting(
-        False, doc="clip each reward to [-1, 1] for learning; reported episode rewards stay as they are"
     )
     huber_delta: float | None = setting(
         None, above=0, doc="TD error beyond which the loss is linear; low limits outliers. None: squared loss"

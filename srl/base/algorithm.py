@@ -24,7 +24,7 @@ Tree: TypeAlias = Mapping[str, Any]
 ALGORITHMS: dict[str, type["RLConfig"]] = {}
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RLConfig(Settings):
     """Settings that all algorithms share. An algorithm subclasses it with `algorithm="its name"`."""
 

@@ -164,6 +164,12 @@ def load_checkpoint(directory: str | Path) -> Checkpoint:
     raise CheckpointError(f"no checkpoint in {root} can be used: {'; '.join(reasons)}")
 
 
+def newest_train_count(directory: str | Path) -> int | None:
+    """Return the train count of the newest checkpoint in a directory, `None` where there is none."""
+    root = _local(directory)
+    return max((count for count, _ in _candidates(root)), default=None) if root.is_dir() else None
+
+
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Name the file in a `CheckpointError` that is raised while its contents are put to use."""

@@ -61,11 +61,11 @@ class Runner:
 
     def train(
         self,
-        *,
         max_train_count: int | None = None,
         max_steps: int | None = None,
         max_episodes: int | None = None,
         timeout: float | None = None,
+        *,
         num_envs: int = 8,
         eval_episodes: int = 5,
         eval_interval_s: float = 2.0,
@@ -102,7 +102,7 @@ class Runner:
             eval_interval_s=eval_interval_s,
             checkpoint_interval_s=checkpoint_interval_s,
         )
-        self.config.validate()
+        self._refresh(checkpoint_save_dir)
         made_from = (self.config.to_dict(), _path(work_dir))
         if self._trainer is not None and made_from != self._made_from:
             # Other settings: go on from what was learned, with a learner and a memory made from them.
@@ -132,11 +132,11 @@ class Runner:
     def train_mp(
         self,
         actor_num: int = 1,
-        *,
         max_train_count: int | None = None,
+        timeout: float | None = None,
+        *,
         max_steps: int | None = None,
         max_episodes: int | None = None,
-        timeout: float | None = None,
         checkpoint_save_dir: str | Path | None = None,
         history_save_dir: str | Path | None = None,
         progress: bool = True,
@@ -156,6 +156,7 @@ class Runner:
         from srl.runner.distribution.local_workers import LocalWorkers
 
         run_config = self._run_config(
+            checkpoint_save_dir,
             actor_num=actor_num,
             max_train_count=max_train_count,
             max_steps=max_steps,
@@ -199,11 +200,11 @@ class Runner:
         self,
         redis_params: RedisParameters,
         actor_num: int = 1,
-        *,
         max_train_count: int | None = None,
+        timeout: float | None = None,
+        *,
         max_steps: int | None = None,
         max_episodes: int | None = None,
-        timeout: float | None = None,
         checkpoint_save_dir: str | Path | None = None,
         history_save_dir: str | Path | None = None,
         progress: bool = True,
@@ -217,6 +218,7 @@ class Runner:
         Raises:
             BrokerError: the broker is unreachable or unsafe. WorkerError: the task failed.
         """
+        self._refresh(checkpoint_save_dir)
         manager = self.train_distribution_start(
             redis_params,
             actor_num,
@@ -237,15 +239,16 @@ class Runner:
         self,
         redis_params: RedisParameters,
         actor_num: int = 1,
-        *,
         max_train_count: int | None = None,
+        timeout: float | None = None,
+        *,
         max_steps: int | None = None,
         max_episodes: int | None = None,
-        timeout: float | None = None,
         **run_arguments: Any,
     ) -> Any:
         """Create a task at the broker and return its `TaskManager` at once."""
         run_config = self._run_config(
+            None,
             actor_num=actor_num,
             max_train_count=max_train_count,
             max_steps=max_steps,
@@ -255,8 +258,8 @@ class Runner:
         )
         return self._create_task(redis_params, run_config)
 
-    def _run_config(self, **arguments: Any) -> RunConfig:
-        self.config.validate()
+    def _run_config(self, checkpoint_save_dir: str | Path | None, **arguments: Any) -> RunConfig:
+        self._refresh(checkpoint_save_dir)
         if "seed" in arguments:
             raise ConfigError("the seed belongs to the runner: srl.Runner(env, config, seed=...)")
         return make_run_config(seed=self.seed, **arguments)
@@ -271,6 +274,24 @@ class Runner:
         return create_task(redis_params, self.env_config, self.config, run_config, self.spaces, learned)
 
     # --- what was learned ----------------------------------------------------------------------------
+
+    def _refresh(self, checkpoint_save_dir: str | Path | None = None) -> None:
+        """Take note of what the user changed in the config; refuse what could not work."""
+        self.config.validate()
+        probe = make_agent_env(self.env_config, self.config)
+        spaces = probe.spaces
+        probe.close()
+        if spaces != self.spaces and self._learner is not None:
+            raise ConfigError(
+                "the config now makes other observations or actions than those learned from; make a new Runner"
+            )
+        self.spaces = spaces
+        newest = None if checkpoint_save_dir is None else checkpoint.newest_train_count(checkpoint_save_dir)
+        if newest is not None and newest > self.train_count:
+            raise ConfigError(
+                f"{checkpoint_save_dir} holds another run's checkpoint of {newest:,} updates, which would hide this "
+                "run's; go on from it with runner.load_checkpoint, or name another directory"
+            )
 
     @property
     def learner(self) -> Learner:
@@ -360,6 +381,7 @@ class Runner:
         """
         from srl.runner.evaluate import Evaluator
 
+        self._refresh()
         for name, value in (("max_episodes", max_episodes), ("num_envs", num_envs)):
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")

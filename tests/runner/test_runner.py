@@ -5,9 +5,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import envs  # noqa: F401  registers the envs
+import gymnasium
 import numpy as np
 import pytest
 import toy
@@ -15,6 +16,7 @@ import toy
 import srl
 from srl.algorithms import dqn
 from srl.base.errors import CheckpointError, ConfigError, EnvError, SpaceError
+from srl.runner import render
 
 ENV = srl.EnvConfig("test/Script-v0")
 
@@ -213,3 +215,82 @@ def test_a_copied_checkpoint_directory_can_be_named_itself(tmp_path: Path) -> No
     other = make_runner(seed=5)
     other.load_checkpoint(tmp_path / "best")
     assert same(other.parameters, runner.parameters)
+
+
+# --- what a review found ----------------------------------------------------------------------------------
+
+
+def test_misspelt_keywords_name_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'batch_size'"):
+        dqn.Config(batchsize=3)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="did you mean 'num_envs'"):
+        make_runner().train_mp(max_train_count=1, nm_envs=3)
+    with pytest.raises(ConfigError, match="seed belongs to the runner"):
+        make_runner().train_mp(max_train_count=1, seed=3)
+
+
+def test_the_promised_argument_orders() -> None:
+    config = dqn.Config(64, 200, 0.9, 0.01, True, False, True)
+    assert (config.batch_size, config.target_model_update_interval, config.discount) == (64, 200, 0.9)
+    assert config.lr.value(0) == 0.01
+    assert (config.enable_reward_clip, config.enable_double_dqn, config.enable_rescale) == (True, False, True)
+    runner = make_runner()
+    runner.train(20, num_envs=2, eval_episodes=0, progress=False)
+    assert runner.train_count == 20
+
+
+def test_a_shorter_run_is_not_hidden_by_an_older_longer_one(tmp_path: Path) -> None:
+    trained(60, checkpoint_save_dir=tmp_path)
+    with pytest.raises(ConfigError, match="holds another run's checkpoint of 60 updates"):
+        trained(20, checkpoint_save_dir=tmp_path)
+    runner = make_runner()
+    runner.load_checkpoint(tmp_path)
+    runner.train(20, num_envs=2, eval_episodes=0, progress=False, checkpoint_save_dir=tmp_path)
+    assert (tmp_path / "80").is_dir()
+
+
+def test_a_config_changed_before_learning_counts_and_after_it_is_refused() -> None:
+    runner = make_runner()
+    runner.config.window_length = 2
+    runner.train(20, num_envs=2, eval_episodes=0, progress=False)
+    runner.config.window_length = 3
+    with pytest.raises(ConfigError, match="make a new Runner"):
+        runner.evaluate(1)
+
+
+def test_an_env_of_the_script_itself_is_refused_where_workers_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(srl.EnvConfig, "modules", lambda self: ["__main__"])
+    with pytest.raises(ConfigError, match="a module of its own"):
+        make_runner().train_mp(max_train_count=1)
+
+
+class Clock(gymnasium.Env[np.ndarray, int]):
+    """Draws the number of its step, and ends after four."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self.now = 0
+
+    def reset(self, **arguments: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.now = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.now += 1
+        return np.full(1, self.now, np.float32), 1.0, self.now == 4, False, {}
+
+    def render(self) -> np.ndarray:
+        return np.full((8, 8, 3), self.now, np.uint8)
+
+
+def test_the_last_picture_shows_the_end_of_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(render, "save_animation", lambda path, steps, fps: shown.extend(steps))
+    env = srl.EnvConfig("Clock-v0", gym_make_func=lambda name, **arguments: Clock(**arguments))
+    make_runner(env=env).animation_save_gif("unused.gif")
+    assert [int(step.frame[0, 0, 0]) for step in shown] == [0, 1, 2, 3, 4]
+    assert [step.total_reward for step in shown] == [0, 1, 2, 3, 4]

@@ -122,6 +122,13 @@ def test_a_name_is_used_by_one_unfinished_task_only(broker: Broker) -> None:
     assert broker.find_task("mine") == second
 
 
+@pytest.mark.parametrize("name", ["../outside", "/tmp/x", ".hidden", "a/b", "-x", "a b"])
+def test_a_name_that_could_be_a_path_is_refused(broker: Broker, name: str) -> None:
+    with pytest.raises(BrokerError, match="task_name"):
+        create(broker, name)
+    assert not broker.is_safe(name)
+
+
 def test_tasks_without_a_name_never_conflict(broker: Broker) -> None:
     assert create(broker) != create(broker)
 
