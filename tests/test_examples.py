@@ -37,15 +37,15 @@ def test_the_demo_leaves_what_it_promises(tmp_path: Path) -> None:
     old.mkdir(parents=True)
     done = run(
         ROOT / "examples" / "pendulum_demo.py",
-        *("--updates", "100", "--actors", "1", "--episodes", "1", "--frames", "3"),
+        *("--updates", "4000", "--actors", "1", "--episodes", "1", "--frames", "3"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert "100 updates" in done.stdout and "Mean reward of 1 greedy episode" in done.stdout
+    assert "4,000 updates" in done.stdout and "Mean reward of 1 greedy episode" in done.stdout
     demo = tmp_path / "demo"
     assert (demo / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert (demo / "pendulum.gif").read_bytes().startswith(b"GIF8")
-    assert (demo / "checkpoints" / "100" / "parameters.safetensors").is_file()
+    assert (demo / "checkpoints" / "4000" / "parameters.safetensors").is_file()
     assert (demo / "history" / "history.jsonl").stat().st_size > 0
     assert not old.exists(), "an earlier demo is replaced"
     # What it says it left is there under the names it prints.

@@ -316,7 +316,7 @@ def test_one_update_is_one_step_of_adam_on_the_mean_loss() -> None:
         q_t = networks.q_values(network, before, batch["observation_t"])
         chosen = (q_tm1 * np.eye(ACTIONS)[batch["action_tm1"]]).sum(axis=1)
         errors = batch["reward_t"] + batch["discount_t"] * q_t.max(axis=1) - chosen
-        return (batch["weight"] * losses.huber_loss(errors, config.huber_delta)).mean(), errors
+        return (batch["weight"] * losses.squared_loss(errors)).mean(), errors
 
     (value, errors), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(before)
     # Adam's first step: both bias corrections undone, the gradient over its own size.

@@ -32,7 +32,7 @@ logger = logging.getLogger("srl")
 
 T = TypeVar("T")
 
-EVALUATION_TURNS = 4
+EVALUATION_TURNS = 2
 """An evaluation advances once in so many turns: it must not keep its actor from playing."""
 LOOK_STEPS = 64
 """Env steps after which a link looks for newer parameters, so that looking costs few commands."""
@@ -129,6 +129,8 @@ class ActorLink:
         self._started_s = 0.0
         self._env_steps = self._steps_sent = self._episodes = self._version = 0
         self._rates = Rates(0, 0)
+        self._env_rate = self._sent_rate = 0.0
+        self._beat_at_s = 0.0
         self._waiting_for = "its envs to be ready"
         self.newest: Published | None = None
         self.train_count = 0
@@ -218,7 +220,7 @@ class ActorLink:
             while not (self._closing.is_set() and self._messages.empty()):
                 with contextlib.suppress(queue.Empty):
                     self._send(*self._messages.get(timeout=POLL_S))
-                if self._rates.since_s() >= BEAT_S:
+                if time.monotonic() - self._beat_at_s >= BEAT_S:
                     self._beat()
                 elif self.newest is None or self._env_steps - self._looked_at_step >= LOOK_STEPS:
                     self._look()
@@ -255,12 +257,13 @@ class ActorLink:
         return time.monotonic() > self._give_up_s
 
     def _beat(self) -> Reply | None:
-        env_rate, sent_rate = self._rates.take(self._env_steps, self._steps_sent)
+        if self._rates.since_s() >= BEAT_S:  # a full backlog is asked about more often
+            self._env_rate, self._sent_rate = self._rates.take(self._env_steps, self._steps_sent)
         status = ActorStatus(
             worker=self._lease.worker,
             slot=self._lease.slot,
-            env_steps_per_s=env_rate,
-            steps_sent_per_s=sent_rate,
+            env_steps_per_s=self._env_rate,
+            steps_sent_per_s=self._sent_rate,
             env_steps=self._env_steps,
             steps_sent=self._steps_sent,
             episodes=self._episodes,
@@ -268,6 +271,7 @@ class ActorLink:
             waiting_for=self._waiting_for,
         )
         text = msgspec.json.encode(status).decode()
+        self._beat_at_s = time.monotonic()
         reply = self._ask(lambda: self._broker.beat(self._lease, text))
         if reply is not None:
             self._note(reply)

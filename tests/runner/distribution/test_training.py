@@ -284,6 +284,36 @@ def test_an_env_of_ones_own_needs_to_be_allowed(server: EmbeddedBroker, start_wo
     assert status.state == "done"
 
 
+def test_an_unfit_actor_does_not_end_a_healthy_run(
+    server: EmbeddedBroker, broker: Broker, start_worker: Callable[..., Worker]
+) -> None:
+    runner = srl.Runner("counted_env:test/Counted-v0", toy.Config(), seed=1)
+    manager = start_task(server, runner, actor_num=2, max_train_count=100_000_000)
+    start_worker("trainer")
+    start_worker("actor")
+    until(lambda: manager.get_status().train_count > 0)
+    unfit = start_worker("actor", allow=["toy"])
+    until(lambda: "counted_env" in unfit.output)
+    until(lambda: any("counted_env" in message for message in (event.message for event in broker.events(manager.task))))
+    before = manager.get_status().train_count
+    until(lambda: manager.get_status().train_count > before)
+    assert manager.get_status().state == "running"
+    assert manager.cancel()
+
+
+def test_a_client_that_comes_back_late_gets_the_whole_history(
+    server: EmbeddedBroker, broker: Broker, tmp_path: Path
+) -> None:
+    manager = start_task(server, make_runner(), max_train_count=10)
+    with broker.redis.pipeline(transaction=False) as pipe:
+        for number in range(12_000):
+            pipe.xadd(f"srl:{manager.task}:history", {"row": f'{{"train": {number}}}'})
+        pipe.execute()
+    manager.cancel()
+    TaskManager(server.parameters).train_wait(history_save_dir=tmp_path, progress=False)
+    assert [row["train"] for row in rows(tmp_path)] == list(range(12_000))
+
+
 @pytest.mark.parametrize("role", ["trainer", "actor"])
 def test_a_worker_without_a_broker_says_so_and_fails(role: str, tmp_path: Path) -> None:
     with EmbeddedBroker(port=0) as gone:
