@@ -53,6 +53,8 @@ PRESETS = {
             "epsilon.linear=25000,1.0,0.05",
             "lr.linear=50000,0.001,0.0",
             "target_model_update_interval=200",
+            "huber_delta=10",
+            "segment_length=32",
         ),
     ),
     # -100 counts as solved.
@@ -65,6 +67,8 @@ PRESETS = {
             "epsilon.linear=8000,1.0,0.04",
             "lr.linear=60000,0.001,0.0",
             "target_model_update_interval=200",
+            "huber_delta=10",
+            "segment_length=32",
         ),
     ),
 }
