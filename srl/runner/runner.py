@@ -47,9 +47,7 @@ class Runner:
             raise ConfigError(f"seed must be a whole number from 0 on, not {seed!r}")
         self.seed = secrets.randbelow(1 << 31) if seed is None else seed
         rl_config.validate()
-        probe = make_agent_env(self.env_config, rl_config)
-        self.spaces: Spaces = probe.spaces
-        probe.close()
+        self.spaces, self._probed = self._probe(), rl_config.to_dict()
         self.env_steps = 0
         """Env steps of this runner's training so far."""
         self._learner: Learner | None = None
@@ -278,20 +276,24 @@ class Runner:
     def _refresh(self, checkpoint_save_dir: str | Path | None = None) -> None:
         """Take note of what the user changed in the config; refuse what could not work."""
         self.config.validate()
-        probe = make_agent_env(self.env_config, self.config)
-        spaces = probe.spaces
-        probe.close()
+        spaces = self.spaces if self.config.to_dict() == self._probed else self._probe()
         if spaces != self.spaces and self._learner is not None:
             raise ConfigError(
                 "the config now makes other observations or actions than those learned from; make a new Runner"
             )
-        self.spaces = spaces
+        self.spaces, self._probed = spaces, self.config.to_dict()
         newest = None if checkpoint_save_dir is None else checkpoint.newest_train_count(checkpoint_save_dir)
         if newest is not None and newest > self.train_count:
             raise ConfigError(
                 f"{checkpoint_save_dir} holds another run's checkpoint of {newest:,} updates, which would hide this "
                 "run's; go on from it with runner.load_checkpoint, or name another directory"
             )
+
+    def _probe(self) -> Spaces:
+        """Make the env once to see the spaces that the config gives it."""
+        env = make_agent_env(self.env_config, self.config)
+        env.close()
+        return env.spaces
 
     @property
     def learner(self) -> Learner:
