@@ -132,15 +132,13 @@ def make_agent_env(
     env: gymnasium.Env[Any, Any] = gymnasium.wrappers.RecordEpisodeStatistics(
         raw, buffer_length=1, stats_key=EPISODE_STATS
     )
-    for processor in active_processors(rl_config, raw.observation_space):
+    for processor in rl_config.processors:
         env = processor.wrap(env)
-    return AgentEnv(env, rl_config, label=f"{env_config.name} lane {lane}")
-
-
-def active_processors(rl_config: RLConfig, observation_space: gymnasium.Space[Any]) -> list[Processor]:
-    """Return the user's processors, then, unless turned off, the algorithm's default ones."""
-    defaults = rl_config.default_processors(observation_space) if rl_config.use_rl_processor else []
-    return [*rl_config.processors, *defaults]
+    # What the algorithm adds depends on what the user's processors have made of the observations.
+    defaults = rl_config.default_processors(env.observation_space) if rl_config.use_rl_processor else []
+    for processor in defaults:
+        env = processor.wrap(env)
+    return AgentEnv(env, rl_config, [*rl_config.processors, *defaults], label=f"{env_config.name} lane {lane}")
 
 
 class AgentEnv(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
@@ -148,11 +146,18 @@ class AgentEnv(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
 
     Attributes:
         spaces: what the algorithm is told.
+        processors: those that were put around the env, in order.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], rl_config: RLConfig, label: str) -> None:
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], rl_config: RLConfig, processors: Sequence[Processor], label: str
+    ) -> None:
         super().__init__(env)
+        self.processors = list(processors)
         observation, self._to_frame = adapt_observation(env.observation_space)
+        for scale in (processor.frame_scale for processor in processors):
+            if scale is not None:
+                observation = dataclasses.replace(observation, scale=scale)
         action, self._to_env_action = adapt_action(
             env.action_space, rl_config.action_type, rl_config.action_division_num
         )

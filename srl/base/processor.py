@@ -36,6 +36,11 @@ class Processor(Settings):
             raise ConfigError(f"no processor is called {name!r}; known here: {', '.join(sorted(PROCESSORS))}")
         return PROCESSORS[name].from_dict(fields)
 
+    @property
+    def frame_scale(self) -> float | None:
+        """What networks multiply frames by, `None` where this processor leaves that as it is."""
+        return None
+
     def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         """Return `env` with this processing around it; raise `SpaceError` where it cannot be done."""
         raise ConfigError(f"{type(self).__name__} must define wrap(env)")

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from srl.base.define import EnvObservationTypes
 from srl.base.errors import SpaceError
 
 MAX_DISCRETE_ACTIONS = 4096
@@ -30,6 +31,7 @@ class ObservationSpec:
         kind: `box` (numbers), `discrete` (`levels` values from `starts`, one-hot in the network) or
             `binary` (each entry 0 or 1).
         levels, starts: of each entry, for `discrete`.
+        scale: what networks multiply `box` frames by.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +39,22 @@ class ObservationSpec:
     kind: Literal["box", "discrete", "binary"] = "box"
     levels: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
+    scale: float = 1.0
+
+    @property
+    def type(self) -> EnvObservationTypes:
+        """What the frames are; only uint8 arrays `[H, W]`, `[H, W, 1]` and `[H, W, 3]` are taken for images."""
+        if self.kind != "box":
+            return EnvObservationTypes.DISCRETE
+        rank = len(self.shape)
+        if rank not in (2, 3):
+            return EnvObservationTypes.CONTINUOUS
+        if self.dtype != "uint8":
+            return EnvObservationTypes.SHAPE2 if rank == 2 else EnvObservationTypes.SHAPE3
+        if rank == 2:
+            return EnvObservationTypes.GRAY_2ch
+        channels = {1: EnvObservationTypes.GRAY_3ch, 3: EnvObservationTypes.COLOR}
+        return channels.get(self.shape[2], EnvObservationTypes.SHAPE3)
 
 
 @dataclass(frozen=True)
@@ -161,7 +179,8 @@ def _array_spec(
     starts: tuple[int, ...] = (),
 ) -> tuple[ObservationSpec, ObservationAdapter]:
     resolved = np.dtype(dtype)
-    spec = ObservationSpec(tuple(shape), resolved.name, kind, levels, starts)
+    scale = 1 / 255 if kind == "box" and resolved == np.uint8 else 1.0
+    spec = ObservationSpec(tuple(shape), resolved.name, kind, levels, starts, scale)
     return spec, lambda value: np.asarray(value, resolved)
 
 

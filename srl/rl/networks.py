@@ -19,8 +19,9 @@ from srl.rl.blocks import HiddenBlock
 def encode(spec: ObservationSpec, observation: jax.Array) -> jax.Array:
     """Return float32 features `[..., features]` of stacked frames `[..., window, *frame]`.
 
-    Numbers stay as they are, uint8 ones become `[0, 1]`, each discrete entry becomes one-hot (all zeros
-    for a value outside its range), binary entries become 0 or 1. Raises `ValueError` for other shapes.
+    Numbers are multiplied by `spec.scale` (1/255 for bytes, unless a processor says otherwise), each discrete
+    entry becomes one-hot (all zeros for a value outside its range), binary entries become 0 or 1. Raises
+    `ValueError` for other shapes.
     """
     rank = len(spec.shape)
     if observation.ndim < rank + 1 or observation.shape[observation.ndim - rank :] != spec.shape:
@@ -29,8 +30,8 @@ def encode(spec: ObservationSpec, observation: jax.Array) -> jax.Array:
     if spec.kind == "discrete":
         return _one_hot(spec, observation.reshape(*batch, -1, len(spec.levels))).reshape(*batch, -1)
     numbers = observation.astype(jnp.float32)
-    if spec.kind == "box" and spec.dtype == "uint8":
-        numbers = numbers / 255.0
+    if spec.scale != 1.0:
+        numbers = numbers * spec.scale
     return numbers.reshape(*batch, -1)
 
 

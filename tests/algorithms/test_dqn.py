@@ -14,7 +14,7 @@ import pytest
 
 from srl.algorithms import dqn
 from srl.base.algorithm import Exploration
-from srl.base.env import EnvConfig, active_processors, make_agent_env
+from srl.base.env import EnvConfig, make_agent_env
 from srl.base.errors import CheckpointError, ConfigError, SpaceError, UnknownFieldError
 from srl.base.processor import Processor
 from srl.base.segment import End, Segment
@@ -214,7 +214,13 @@ def with_default_processor(config: dqn.Config) -> Any:
         def default_processors(self, observation_space: gymnasium.Space[Any]) -> list[Processor]:
             return [Doubled()]
 
-    return active_processors(Adding(**vars(config)), gymnasium.spaces.Discrete(2))
+    return processors(Adding(**vars(config)))
+
+
+def processors(config: dqn.Config) -> list[Processor]:
+    env = make_agent_env(EnvConfig("Pendulum-v1"), config)
+    env.close()
+    return env.processors
 
 
 def sampled(config: dqn.Config) -> Any:
@@ -253,7 +259,7 @@ def shapes(config: dqn.Config) -> Any:
 
 PROBES: dict[str, Callable[[dqn.Config], Any]] = {
     "window_length": env_spaces,
-    "processors": lambda config: active_processors(config, gymnasium.spaces.Discrete(2)),
+    "processors": processors,
     "use_rl_processor": with_default_processor,
     "action_division_num": env_spaces,
     "segment_length": lambda config: config.effective_segment_length,

@@ -13,7 +13,6 @@ from envs import ACTION_SPACES, OBSERVATION_SPACES, ShortLives, SignReward
 from srl.base.env import (
     EPISODE_STATS,
     EnvConfig,
-    active_processors,
     as_seeds,
     env_config,
     make_agent_env,
@@ -278,11 +277,11 @@ class Defaults(toy.Config, algorithm=""):
 
 
 def test_default_processors_come_last_and_can_be_turned_off() -> None:
-    space = gymnasium.spaces.Box(0, 1, (6,))
     config = Defaults(processors=[SignReward()])
-    assert active_processors(config, space) == [SignReward(), ShortLives(6)]
+    env = EnvConfig("test/Script-v0")
+    assert make_agent_env(env, config).processors == [SignReward(), ShortLives(3)]
     config.use_rl_processor = False
-    assert active_processors(config, space) == [SignReward()]
+    assert make_agent_env(env, config).processors == [SignReward()]
 
 
 def test_seeds_differ_between_lanes_streams_and_runs_and_are_repeatable() -> None:
