@@ -24,7 +24,7 @@ SPECS = {
     "multi binary": ObservationSpec((3,), "int8", "binary"),
     "float32": ObservationSpec((2, 3), "float32"),
     "float64": ObservationSpec((2,), "float32"),
-    "uint8": ObservationSpec((4, 4), "uint8"),
+    "uint8": ObservationSpec((4, 4), "uint8", scale=1 / 255),
     "int8": ObservationSpec((2,), "int8"),
     "int64": ObservationSpec((2,), "int64"),
     "bool": ObservationSpec((2,), "bool"),

@@ -22,7 +22,8 @@ FRAMES = np.random.default_rng(0).normal(size=(6, 1, 3)).astype(np.float32)
     ("spec", "stacked", "features"),
     [
         (ObservationSpec((2,), "float32"), [[1.5, -2.0], [3.0, 4.0]], [1.5, -2.0, 3.0, 4.0]),
-        (ObservationSpec((2,), "uint8"), [[0, 255], [51, 102]], [0.0, 1.0, 0.2, 0.4]),
+        (ObservationSpec((2,), "uint8", scale=1 / 255), [[0, 255], [51, 102]], [0.0, 1.0, 0.2, 0.4]),
+        (ObservationSpec((2,), "uint8"), [[0, 255], [51, 102]], [0.0, 255.0, 51.0, 102.0]),
         (ObservationSpec((1, 2), "int8"), [[[-128, 127]]], [-128.0, 127.0]),
         (ObservationSpec((), "float32"), [2.0, 3.0], [2.0, 3.0]),
         (ObservationSpec((), "int64", "discrete", (3,), (0,)), [2, 0], [0, 0, 1, 1, 0, 0]),
