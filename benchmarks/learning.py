@@ -4,6 +4,8 @@
     python -m benchmarks.learning --preset pendulum --mode mp
     python -m benchmarks.learning --preset cartpole --first-seed 5 --set lr=0.0005
     python -m benchmarks.learning MountainCar-v0 --steps 100000 --set n_step=5
+    python -m benchmarks.learning --preset catch --mode broker
+    python -m benchmarks.learning --preset pong --mode mp --actors 1 --seeds 1 --episodes 20 --history pong
 
 `--mode`: `train` is one process, `mp` the embedded broker with two actors, `broker` a server on loopback TCP
 with `trainer_run_forever` and one `actor_run_forever` started apart from the client.
@@ -19,7 +21,9 @@ from typing import Any
 
 import srl
 from srl.algorithms import dqn
+from srl.base.processor import Processor
 from srl.base.settings import set_by_path
+from srl.rl.processors.image_processor import ImageProcessor
 from srl.runner.distribution.embedded import EmbeddedBroker
 from srl.runner.distribution.local_workers import LocalWorkers
 
@@ -28,10 +32,12 @@ from srl.runner.distribution.local_workers import LocalWorkers
 class Preset:
     """An env, when training ends, and settings of `dqn.Config` as `PATH=VALUE`."""
 
-    env: str
+    env: str | srl.EnvConfig
     updates: int | None = None
     steps: int | None = None
+    timeout_s: float | None = None
     settings: tuple[str, ...] = ()
+    processors: tuple[Processor, ...] = ()
 
 
 PRESETS = {
@@ -71,6 +77,35 @@ PRESETS = {
             "segment_length=32",
         ),
     ),
+    # 1 catches every ball; what sees single pictures only misses many.
+    "catch": Preset(
+        "examples.catch:Catch-v0",
+        updates=6_000,
+        settings=(
+            "window_length=4",
+            "hidden_block.mlp=128",
+            "lr=0.0005",
+            "target_model_update_interval=500",
+            "memory.capacity=20000",
+            "epsilon.linear=3000,1.0,0.05",
+        ),
+    ),
+    # A random agent scores -20.7. Pictures are smaller than usual, so that two cores do enough updates in an hour.
+    "pong": Preset(
+        srl.EnvConfig("ALE/Pong-v5", kwargs={"frameskip": 7, "repeat_action_probability": 0}),
+        timeout_s=3_600,
+        settings=(
+            "window_length=4",
+            "lr=0.00025",
+            "target_model_update_interval=1000",
+            "memory.kind=proportional",
+            "memory.capacity=100000",
+            "memory.warmup_size=5000",
+            "epsilon.linear=30000,1.0,0.02",
+            "use_rl_processor=false",
+        ),
+        processors=(ImageProcessor(trimming=(30, 0, 210, 160), resize=(52, 52)),),
+    ),
 }
 
 
@@ -86,19 +121,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--history", help="keep each seed's history with evaluations under this name and its number")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="settings of dqn.Config")
     arguments = parser.parse_args()
     if (arguments.env is None) == (arguments.preset is None):
         parser.error("name either an env or a --preset")
     preset = PRESETS[arguments.preset] if arguments.preset else Preset(arguments.env)
-    limits = {"max_train_count": arguments.updates, "max_steps": arguments.steps}
+    limits: dict[str, Any] = {"max_train_count": arguments.updates, "max_steps": arguments.steps}
     if not any(limits.values()):
-        limits = {"max_train_count": preset.updates, "max_steps": preset.steps}
+        limits = {"max_train_count": preset.updates, "max_steps": preset.steps, "timeout": preset.timeout_s}
     means = []
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
         config = make_config([*preset.settings, *arguments.set])
+        config.processors = list(preset.processors)
         runner = srl.Runner(preset.env, config, seed=seed)
         started_s = time.monotonic()
+        if arguments.history:
+            # Evaluations take their time from training, so only where somebody wants to see them.
+            limits |= {"history_save_dir": f"{arguments.history}-{seed}", "eval_interval_s": 60.0, "eval_episodes": 4}
         train(runner, arguments.mode, arguments.actors, limits)
         trained_s = time.monotonic() - started_s
         rewards = runner.evaluate(arguments.episodes)
@@ -127,14 +167,14 @@ def train(runner: srl.Runner, mode: str, actors: int | None, limits: dict[str, A
     """Train in the asked mode."""
     if mode == "train":
         # Nobody looks at evaluations beside training here, and learning does not depend on them.
-        runner.train(**limits, eval_episodes=0, progress=False)
+        runner.train(**{"eval_episodes": 0, **limits}, progress=False)
     elif mode == "mp":
         runner.train_mp(actors or 2, **limits, progress=False)
     else:
         with (
             tempfile.TemporaryDirectory() as logs,
             EmbeddedBroker(host="127.0.0.1", port=0) as broker,
-            LocalWorkers(broker.parameters, actors or 1, Path(logs)),
+            LocalWorkers(broker.parameters, actors or 1, Path(logs), runner.env_config.modules()),
         ):
             runner.train_distribution(broker.parameters, actors or 1, **limits, progress=False)
 

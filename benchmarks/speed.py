@@ -57,10 +57,10 @@ def learner(arguments: argparse.Namespace) -> None:
     config = _config()
     runner = srl.Runner(ENV, config, seed=0)
     memory = config.make_memory(runner.spaces, 0, None)
-    trainer = Trainer(config, runner.learner, memory, distributed=False)
+    trainer = Trainer(config, runner.spaces, runner.learner, memory, distributed=False)
     player = _actor(config, runner.spaces)
     player.set_parameters(runner.parameters, 0)
-    while len(memory) < memory.capacity - config.effective_segment_length:
+    while len(memory) < memory.capacity - config.steps_per_segment(runner.spaces):
         trainer.insert(player.step().segments)
     updates = trainer.dispatch
     batches = memory.sample(updates, 0).batches

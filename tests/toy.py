@@ -43,7 +43,7 @@ class Config(RLConfig, algorithm="toy"):
             n_step=self.n_step,
             discount=0.9,
             updates_per_dispatch=self.updates_per_dispatch,
-            segment_length=self.effective_segment_length,
+            segment_length=self.steps_per_segment(spaces),
             seed=seed,
             directory=directory,
         )

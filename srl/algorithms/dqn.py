@@ -18,7 +18,7 @@ from srl.base.errors import ConfigError
 from srl.base.segment import End
 from srl.base.settings import setting
 from srl.base.spaces import Spaces
-from srl.rl.blocks import HiddenBlock
+from srl.rl.blocks import HiddenBlock, ImageBlock
 from srl.rl.exploration import epsilon_greedy, ladder
 from srl.rl.memories.config import MemoryConfig
 from srl.rl.schedules import Schedule
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 REWARD_CLIP = (-1.0, 1.0)
 EPSILON_IN_ONE_PROCESS = 0.1
+UPDATES_PER_DISPATCH, IMAGE_UPDATES_PER_DISPATCH = 16, 4
 
 
 # --- config -----------------------------------------------------------------------------------------------
@@ -62,6 +63,7 @@ class Config(RLConfig, algorithm="dqn"):
     )
     memory: MemoryConfig = setting(factory=MemoryConfig, doc="the replay memory; see srl.rl.memories.config")
     hidden_block: HiddenBlock = setting(factory=HiddenBlock, doc="the network's hidden layers")
+    image_block: ImageBlock = setting(factory=ImageBlock, doc="the network's layers for images, before the hidden ones")
     epsilon: Schedule = setting(
         factory=Schedule,
         doc="probability of a uniform action, 0 to 1, over train count, in every env lane; unset: actors "
@@ -74,8 +76,12 @@ class Config(RLConfig, algorithm="dqn"):
     huber_delta: float | None = setting(
         None, above=0, doc="TD error beyond which the loss is linear; low limits outliers. None: squared loss"
     )
-    updates_per_dispatch: int = setting(
-        16, low=1, high=1024, doc="updates done in one call; high is fast, and priorities lag by that many"
+    updates_per_dispatch: int | None = setting(
+        None,
+        low=1,
+        high=1024,
+        doc="updates sampled and done at once; high is fast for small networks, and priorities lag by that many. "
+        f"None: {UPDATES_PER_DISPATCH}, for images {IMAGE_UPDATES_PER_DISPATCH}",
     )
 
     def validate(self) -> None:
@@ -92,6 +98,17 @@ class Config(RLConfig, algorithm="dqn"):
     def n_step_frames(self) -> int:
         """How many frames after its first one a transition reaches."""
         return self.n_step
+
+    def check_spaces(self, spaces: Spaces) -> None:
+        """Raise `SpaceError` where the network cannot be made for such observations or actions."""
+        self.image_block.applies_to(spaces.observation)
+
+    def dispatch_size(self, spaces: Spaces) -> int:
+        """Return how many updates are sampled and done at once."""
+        if self.updates_per_dispatch is not None:
+            return self.updates_per_dispatch
+        is_image = self.image_block.applies_to(spaces.observation)
+        return IMAGE_UPDATES_PER_DISPATCH if is_image else UPDATES_PER_DISPATCH
 
     def make_policy(self, spaces: Spaces) -> "DqnPolicy":
         """Return what an actor or an evaluator runs."""
@@ -111,8 +128,8 @@ class Config(RLConfig, algorithm="dqn"):
             batch_size=self.batch_size,
             n_step=self.n_step,
             discount=self.discount,
-            updates_per_dispatch=self.updates_per_dispatch,
-            segment_length=self.effective_segment_length,
+            updates_per_dispatch=self.dispatch_size(spaces),
+            segment_length=self.steps_per_segment(spaces),
             reward_clip=REWARD_CLIP if self.enable_reward_clip else None,
             seed=seed,
             directory=directory,
@@ -122,11 +139,11 @@ class Config(RLConfig, algorithm="dqn"):
 # --- network ----------------------------------------------------------------------------------------------
 
 
-def make_network(config: Config, spaces: Spaces) -> "QNetwork":
+def make_network(config: Config, spaces: Spaces, *, learning: bool) -> "QNetwork":
     """Return the network that gives action values `[..., A]` for stacked frames `[..., window, *frame]`."""
     from srl.rl import networks
 
-    return networks.q_network(spaces, config.hidden_block)
+    return networks.q_network(spaces, config.hidden_block, config.image_block, learning=learning)
 
 
 # --- loss -------------------------------------------------------------------------------------------------
@@ -167,7 +184,7 @@ def make_updates(config: Config, network: "QNetwork", optimizer: Any) -> Callabl
 
     It returns the new state, absolute TD errors `[K, B]`, and sums of loss, action value and absolute TD
     error over the updates. `count` is an argument of the compiled loop, so that one compilation serves every
-    number of updates. Nothing is donated: published parameters stay valid.
+    number of updates; batches of one update need no loop. Nothing is donated: published parameters stay valid.
     """
     import jax
     import jax.numpy as jnp
@@ -190,7 +207,8 @@ def make_updates(config: Config, network: "QNetwork", optimizer: Any) -> Callabl
             return {"parameters": parameters, "target": target, "optimizer": adam}, td_errors, sums
 
         td_errors = jnp.zeros(batches["reward_t"].shape, jnp.float32)
-        return jax.lax.fori_loop(0, count, update, (state, td_errors, jnp.zeros(3)))
+        carry = (state, td_errors, jnp.zeros(3))
+        return update(0, carry) if len(td_errors) == 1 else jax.lax.fori_loop(0, count, update, carry)
 
     return jax.jit(updates)
 
@@ -199,15 +217,20 @@ class DqnLearner:
     """Parameters, target and Adam's state, and the updates of them."""
 
     def __init__(self, config: Config, spaces: Spaces, seed: int) -> None:
+        import jax
         import optax
 
         from srl.rl import networks
 
         config.validate()
-        network = make_network(config, spaces)
+        network = make_network(config, spaces, learning=True)
         optimizer = optax.scale_by_adam()
         parameters = networks.first_parameters(network, spaces, seed)
         self._config = config
+        self._size = config.dispatch_size(spaces)
+        # XLA computes convolutions inside a loop several times slower on a CPU; a call costs little beside them.
+        on_cpu = jax.default_backend() == "cpu"
+        self._size_of_call = 1 if network.images is not None and on_cpu else self._size
         self._updates = make_updates(config, network, optimizer)
         self._state: dict[str, Any] = {
             "parameters": parameters,
@@ -221,26 +244,32 @@ class DqnLearner:
 
         Metrics are means over the `K` updates.
         """
-        count = len(batches["reward_t"])
-        size = self._config.updates_per_dispatch
-        if not 1 <= count <= size:
-            raise ValueError(f"{count} updates at once; dqn.Config.updates_per_dispatch allows 1 to {size}")
-        clock = self._train_count + np.arange(size)
-        learning_rates = self._config.lr.value(clock)
-        since_copy = self._train_count % self._config.target_model_update_interval
-        padded = {name: _pad(array, size) for name, array in batches.items()}
-        self._state, td_errors, sums = self._updates(
-            self._state, padded, learning_rates.astype(np.float32), np.int32(count), np.int32(since_copy)
+        count, size = len(batches["reward_t"]), self._size_of_call
+        if not 1 <= count <= self._size:
+            raise ValueError(f"{count} updates at once; dqn.Config.updates_per_dispatch allows 1 to {self._size}")
+        learning_rates = self._config.lr.value(self._train_count + np.arange(count)).astype(np.float32)
+        results = []
+        for start in range(0, count, size):
+            stop = min(start + size, count)
+            part = {name: _pad(array[start:stop], size) for name, array in batches.items()}
+            since_copy = np.int32(self._train_count % self._config.target_model_update_interval)
+            self._state, td_errors, sums = self._updates(
+                self._state, part, _pad(learning_rates[start:stop], size), np.int32(stop - start), since_copy
+            )
+            self._train_count += stop - start
+            results.append((td_errors, sums))
+        priorities = np.concatenate([np.asarray(td_errors) for td_errors, _ in results])[:count]
+        loss, q, td_error = (
+            float(value) / count for value in np.sum([np.asarray(sums) for _, sums in results], axis=0)
         )
-        self._train_count += count
-        loss, q, td_error = (float(value) / count for value in np.asarray(sums))
-        metrics = {"loss": loss, "q": q, "td_error": td_error, "lr": float(learning_rates[count - 1])}
-        return UpdateInfo(np.asarray(td_errors)[:count], metrics)
+        metrics = {"loss": loss, "q": q, "td_error": td_error, "lr": float(learning_rates[-1])}
+        return UpdateInfo(priorities, metrics)
 
     def prepare(self, batches: Mapping[str, np.ndarray]) -> None:
         """Compile the updates for batches `[K, B, ...]` of these shapes; changes nothing."""
-        learning_rates = np.zeros(self._config.updates_per_dispatch, np.float32)
-        self._updates(self._state, dict(batches), learning_rates, np.int32(0), np.int32(0))
+        size = self._size_of_call
+        part = {name: array[:size] for name, array in batches.items()}
+        self._updates(self._state, part, np.zeros(size, np.float32), np.int32(0), np.int32(0))
 
     @property
     def parameters(self) -> Tree:
@@ -311,7 +340,7 @@ class DqnPolicy:
         from srl.rl import networks
 
         config.validate()
-        network = make_network(config, spaces)
+        network = make_network(config, spaces, learning=False)
         self._config = config
         self._action_count = spaces.action_count
         self._expected = jax.eval_shape(lambda: networks.first_parameters(network, spaces, seed=0))

@@ -21,6 +21,10 @@ from srl.base.spaces import Spaces
 Tree: TypeAlias = Mapping[str, Any]
 """A dict of arrays and such dicts; what goes over the wire and into checkpoints."""
 
+SEGMENT_LENGTH, LARGE_FRAME_SEGMENT_LENGTH = 16, 64
+LARGE_FRAME_BYTES = 1024
+"""From this size on, frames that segments repeat cost more than parameters and data that are less fresh."""
+
 ALGORITHMS: dict[str, type["RLConfig"]] = {}
 
 
@@ -45,8 +49,12 @@ class RLConfig(Settings):
         doc="times a transition is replayed on average, held from both sides. None: one update per env step, "
         "exactly, in one process; at most one per two env steps where actors run apart",
     )
-    segment_length: int = setting(
-        16, low=2, high=4096, doc="steps after which an actor sends an unfinished episode's segment"
+    segment_length: int | None = setting(
+        None,
+        low=2,
+        high=4096,
+        doc="steps after which an actor sends an unfinished episode's segment; low is fresher, high repeats less. "
+        f"None: {SEGMENT_LENGTH}, for frames of {LARGE_FRAME_BYTES} bytes and more {LARGE_FRAME_SEGMENT_LENGTH}",
     )
 
     def __init_subclass__(cls, algorithm: str = "", **kwargs: Any) -> None:
@@ -58,6 +66,10 @@ class RLConfig(Settings):
     def default_processors(self, observation_space: gymnasium.Space[Any]) -> list[Processor]:
         """Return the processors this algorithm adds for such observations when nothing else is said."""
         return []
+
+    def check_spaces(self, spaces: Spaces) -> None:
+        """Raise `SpaceError` where this algorithm cannot learn with such observations or actions."""
+        return
 
     def make_policy(self, spaces: Spaces) -> "Policy":
         """Return what an actor or an evaluator runs."""
@@ -76,10 +88,13 @@ class RLConfig(Settings):
         """How many frames after its first one a transition reaches (the `n` of n-step returns)."""
         return 1
 
-    @property
-    def effective_segment_length(self) -> int:
-        """`segment_length`, but never so short that the overlap of cut segments would outweigh it."""
-        return max(self.segment_length, 2 * (self.window_length + self.n_step_frames))
+    def steps_per_segment(self, spaces: Spaces) -> int:
+        """Return the segment length, never so short that the overlap of cut segments would outweigh it."""
+        length = self.segment_length
+        if length is None:
+            is_large = spaces.observation.nbytes >= LARGE_FRAME_BYTES
+            length = LARGE_FRAME_SEGMENT_LENGTH if is_large else SEGMENT_LENGTH
+        return max(length, 2 * (self.window_length + self.n_step_frames))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields and, under `algorithm`, the registered name."""

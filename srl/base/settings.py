@@ -11,8 +11,8 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Self
 
 from srl.base.errors import ConfigError, UnknownFieldError
 
@@ -77,10 +77,20 @@ class Settings:
         """Raise `ConfigError` where settings contradict each other; nested settings are checked too."""
         for name in _fields(type(self)):
             setattr(self, name, getattr(self, name))  # a list may have been changed in place
+        for settings in self._children():
+            settings.validate()
+
+    def nested(self) -> Iterator["Settings"]:
+        """Yield the settings inside these, at any depth."""
+        for settings in self._children():
+            yield settings
+            yield from settings.nested()
+
+    def _children(self) -> Iterator["Settings"]:
         for value in vars(self).values():
             for item in value if isinstance(value, list) else [value]:
                 if isinstance(item, Settings):
-                    item.validate()
+                    yield item
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data that `from_dict` turns back into equal settings.
@@ -106,6 +116,41 @@ class Settings:
     def documentation(cls) -> dict[str, str]:
         """Return each field's documentation."""
         return {name: field.metadata.get("doc", "") for name, field in _fields(cls).items()}
+
+
+class Named(Settings):
+    """Base of settings that come in kinds, such as processors: each subclass registers under its class name.
+
+    A kind of kinds is `class Processor(Named, key="processor")`; JSON data names the subclass under that key.
+    """
+
+    name: ClassVar[str] = ""
+    _key: ClassVar[str]
+    _registry: ClassVar[dict[str, type["Named"]]]
+
+    def __init_subclass__(cls, key: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if key:
+            cls._key, cls._registry = key, {}
+        else:
+            cls.name = cls.__name__
+            cls._registry[cls.name] = cls
+
+    @classmethod
+    def coerce(cls, value: Any) -> Any:
+        """Find the registered class that JSON data names; anything else is returned as it is."""
+        if not isinstance(value, Mapping) or cls._key not in value:
+            return value
+        fields = dict(value)
+        name = fields.pop(cls._key)
+        if name not in cls._registry:
+            known = ", ".join(sorted(cls._registry)) or "none"
+            raise ConfigError(f"no {cls._key} is called {name!r}; known here: {known}")
+        return cls._registry[name].from_dict(fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields and, under the key, the registered name."""
+        return {self._key: self.name, **super().to_dict()}
 
 
 def set_by_path(settings: Settings, path: str, text: str) -> None:
@@ -208,12 +253,14 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 def _convert_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in options:
         return None
-    for option in options:
-        if option is not type(None):
-            try:
-                return _convert(option, value, where)
-            except ConfigError:
-                continue
+    others = [option for option in options if option is not type(None)]
+    if len(others) == 1 and isinstance(value, Mapping):
+        return _convert(others[0], value, where)  # whose error says what is wrong inside
+    for option in others:
+        try:
+            return _convert(option, value, where)
+        except ConfigError:
+            continue
     readable = " or ".join(_readable(option) for option in options)
     raise ConfigError(f"{where} takes {readable}, not {value!r} ({type(value).__name__})")
 

@@ -42,6 +42,11 @@ class ObservationSpec:
     scale: float = 1.0
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of a frame."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
     def type(self) -> EnvObservationTypes:
         """What the frames are; only uint8 arrays `[H, W]`, `[H, W, 1]` and `[H, W, 3]` are taken for images."""
         if self.kind != "box":

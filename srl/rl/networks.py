@@ -13,7 +13,8 @@ import numpy as np
 from flax import linen as nn
 
 from srl.base.spaces import ObservationSpec, Spaces
-from srl.rl.blocks import HiddenBlock
+from srl.rl import convolutions
+from srl.rl.blocks import HiddenBlock, ImageBlock
 
 
 def encode(spec: ObservationSpec, observation: jax.Array) -> jax.Array:
@@ -35,6 +36,19 @@ def encode(spec: ObservationSpec, observation: jax.Array) -> jax.Array:
     return numbers.reshape(*batch, -1)
 
 
+def encode_images(spec: ObservationSpec, observation: jax.Array) -> jax.Array:
+    """Return float32 images `[N, H, W, channels]` of stacked frames `[N, window, H, W]` or `[N, window, H, W, C]`.
+
+    All frames' channels stand beside each other, the oldest first; numbers are multiplied by `spec.scale`.
+    """
+    if observation.ndim != len(spec.shape) + 2 or observation.shape[2:] != spec.shape:
+        raise ValueError(f"observations must be [N, window, *{spec.shape}], not {observation.shape}")
+    frames = observation if observation.ndim == 5 else observation[..., None]
+    count, window, height, width, channels = frames.shape
+    images = frames.transpose(0, 2, 3, 1, 4).reshape(count, height, width, window * channels)
+    return images.astype(jnp.float32) * spec.scale
+
+
 def _one_hot(spec: ObservationSpec, entries: jax.Array) -> jax.Array:
     # JAX computes with int32: a start beyond it wraps as the entries do, and the difference is right.
     starts = np.asarray(spec.starts, np.int64).astype(np.int32)
@@ -49,6 +63,7 @@ class QNetwork(nn.Module):
     Attributes:
         dueling: value and advantage have streams of their own, the advantage with its mean subtracted
             (equation 9 of Wang et al., 2016).
+        images: layers that frames go through first, as images; `None` for observations that are none.
     """
 
     observation: ObservationSpec
@@ -56,11 +71,12 @@ class QNetwork(nn.Module):
     layer_sizes: tuple[int, ...]
     activation: str
     dueling: bool
+    images: nn.Module | None = None
 
     @nn.compact
     def __call__(self, observation: jax.Array) -> jax.Array:
         """Compute the values."""
-        features = encode(self.observation, observation)
+        features = self._features(observation)
         if not self.dueling:
             hidden = self._layers("hidden", features, self.layer_sizes)
             return nn.Dense(self.action_count, name="q")(hidden)
@@ -70,6 +86,14 @@ class QNetwork(nn.Module):
         advantage = nn.Dense(self.action_count, name="advantage")(stream)
         return value + advantage - advantage.mean(axis=-1, keepdims=True)
 
+    def _features(self, observation: jax.Array) -> jax.Array:
+        if self.images is None:
+            return encode(self.observation, observation)
+        rank = len(self.observation.shape) + 1
+        batch, frames = observation.shape[: observation.ndim - rank], observation.shape[observation.ndim - rank :]
+        images = encode_images(self.observation, observation.reshape(-1, *frames))
+        return cast(jax.Array, self.images(images)).astype(jnp.float32).reshape(*batch, -1)
+
     def _layers(self, name: str, features: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
         activate: Callable[[Any], jax.Array] = getattr(nn, self.activation)
         for index, size in enumerate(sizes):
@@ -77,10 +101,22 @@ class QNetwork(nn.Module):
         return features
 
 
-def q_network(spaces: Spaces, block: HiddenBlock) -> QNetwork:
-    """Return the network of action values that settings describe; `SpaceError` for continuous actions."""
+def q_network(spaces: Spaces, hidden: HiddenBlock, image: ImageBlock, *, learning: bool) -> QNetwork:
+    """Return the network of action values that settings describe; `SpaceError` for spaces it cannot do.
+
+    Networks for `learning` and for acting have the same parameters, and compute convolutions as is fastest for each.
+    """
+    images = None
+    if image.applies_to(spaces.observation):
+        form: convolutions.Form = "product" if learning and jax.default_backend() == "cpu" else "direct"
+        images = convolutions.image_layers(image, form)
     return QNetwork(
-        spaces.observation, spaces.action_count, block.layer_sizes, block.activation, block.kind == "dueling"
+        spaces.observation,
+        spaces.action_count,
+        hidden.layer_sizes,
+        hidden.activation,
+        hidden.kind == "dueling",
+        images,
     )
 
 

@@ -106,7 +106,7 @@ class SegmentBuilder:
         lane_numbers: np.ndarray,
         priorities: Callable[[np.ndarray, End, range, Mapping[str, np.ndarray]], np.ndarray | None],
     ) -> None:
-        lanes, length = len(lane_numbers), config.effective_segment_length
+        lanes, length = len(lane_numbers), config.steps_per_segment(spaces)
         self._length = length
         self._n_step = config.n_step_frames
         self._window = config.window_length

@@ -16,6 +16,7 @@ import numpy as np
 from srl.base.algorithm import Learner, RLConfig, Tree
 from srl.base.env import EnvConfig, env_config, make_agent_env
 from srl.base.errors import CheckpointError, ConfigError, MissingExtraError
+from srl.base.settings import Named
 from srl.base.spaces import Spaces
 from srl.runner import checkpoint
 from srl.runner.distribution.parameters import RedisParameters
@@ -107,7 +108,7 @@ class Runner:
             self.restore(self.learner.get_state(), {"env_steps": self.env_steps})
         if self._trainer is None:
             memory = self.config.make_memory(self.spaces, self.seed, _path(work_dir))
-            self._trainer = Trainer(self.config, self.learner, memory, distributed=False)
+            self._trainer = Trainer(self.config, self.spaces, self.learner, memory, distributed=False)
             self._made_from = made_from
             if self._trainer_state is not None:
                 self._trainer.set_state(self._trainer_state)
@@ -293,6 +294,7 @@ class Runner:
         """Make the env once to see the spaces that the config gives it."""
         env = make_agent_env(self.env_config, self.config)
         env.close()
+        self.config.check_spaces(env.spaces)
         return env.spaces
 
     @property
@@ -490,6 +492,6 @@ def _path(directory: str | Path | None) -> Path | None:
 
 
 def _plugin_modules(config: RLConfig) -> list[str]:
-    """Return the modules outside SRL that define this config and its processors."""
-    classes = [type(config), *(type(processor) for processor in config.processors)]
+    """Return the modules outside SRL that define this config and what its settings name (processors, layers)."""
+    classes = [type(config), *(type(settings) for settings in config.nested() if isinstance(settings, Named))]
     return [cls.__module__ for cls in classes if cls.__module__.partition(".")[0] != "srl"]

@@ -12,6 +12,7 @@ import numpy as np
 
 from srl.base.algorithm import Learner, Memory, RLConfig, Tree
 from srl.base.segment import Segment
+from srl.base.spaces import Spaces
 from srl.runner.rate_limiter import RateLimiter
 
 STEPS_PER_UPDATE = 2
@@ -28,7 +29,9 @@ class Trainer:
         distributed: whether actors run apart, so that the learner may run below the asked ratio.
     """
 
-    def __init__(self, config: RLConfig, learner: Learner, memory: Memory, *, distributed: bool) -> None:
+    def __init__(
+        self, config: RLConfig, spaces: Spaces, learner: Learner, memory: Memory, *, distributed: bool
+    ) -> None:
         self.learner = learner
         self.memory = memory
         self.dispatch = memory.updates_per_dispatch
@@ -38,7 +41,7 @@ class Trainer:
         if distributed:
             # Room for a dispatch and for what arrives at once, so that neither side works in single steps.
             per_dispatch = self.dispatch * self.memory.batch_size / (ratio or self.memory.batch_size)
-            room = int(2 * per_dispatch) + 2 * config.effective_segment_length
+            room = int(2 * per_dispatch) + 2 * config.steps_per_segment(spaces)
             tolerance, credit = (room, None) if ratio is not None else (None, max(room, MIN_CREDIT))
         self.limiter = RateLimiter(
             self.memory.warmup_size,

@@ -25,6 +25,7 @@ from srl.rl.schedules import Schedule
 from srl.rl.trees import flatten
 
 SPACES = Spaces(ObservationSpec((3,), "float32"), DiscreteActions(4))
+IMAGES = Spaces(ObservationSpec((36, 36), "uint8", scale=1 / 255), DiscreteActions(4))
 ACTIONS, BATCH = 4, 8
 
 
@@ -173,6 +174,7 @@ OTHER_VALUES: dict[str, Any] = {
     "batch_size": 16,
     "memory": {"capacity": 5000, "warmup_size": 77, "kind": "proportional", "alpha": 0.5},
     "hidden_block": {"kind": "dueling", "layer_sizes": (5, 4), "activation": "tanh"},
+    "image_block": {"kind": "r2d3", "activation": "tanh", "compute_dtype": "bfloat16"},
     "epsilon": {"kind": "linear", "start": 1.0, "end": 0.5, "steps": 10},
     "lr": {"kind": "cosine", "start": 0.1, "end": 0.05, "steps": 10},
     "target_model_update_interval": 2,
@@ -232,7 +234,7 @@ def sampled(config: dqn.Config) -> Any:
 
 
 def batch_loss(config: dqn.Config) -> float:
-    network = dqn.make_network(config, SPACES)
+    network = dqn.make_network(config, SPACES, learning=True)
     online, target = (networks.first_parameters(network, SPACES, seed) for seed in (0, 1))
     batch = part(random_batches(1), 0, 1)
     batch = {name: array[0] for name, array in batch.items()} | {"reward_t": 3 * batch["reward_t"][0]}
@@ -253,8 +255,8 @@ def explored(config: dqn.Config) -> np.ndarray:
     return policy.act(policy.load(zeros), observation, None, np.random.default_rng(0), explore).action
 
 
-def shapes(config: dqn.Config) -> Any:
-    return jax.tree.map(np.shape, config.make_learner(SPACES, 0).parameters)
+def shapes(config: dqn.Config, spaces: Spaces = SPACES) -> Any:
+    return jax.tree.map(np.shape, config.make_learner(spaces, 0).parameters)
 
 
 PROBES: dict[str, Callable[[dqn.Config], Any]] = {
@@ -262,10 +264,11 @@ PROBES: dict[str, Callable[[dqn.Config], Any]] = {
     "processors": processors,
     "use_rl_processor": with_default_processor,
     "action_division_num": env_spaces,
-    "segment_length": lambda config: config.effective_segment_length,
+    "segment_length": lambda config: config.steps_per_segment(SPACES),
     "batch_size": sampled,
     "memory": lambda config: config.make_memory(SPACES, 0, None).warmup_size,
     "hidden_block": shapes,
+    "image_block": lambda config: shapes(config, IMAGES),
     "epsilon": explored,
     "lr": after_two_updates,
     "target_model_update_interval": after_two_updates,
@@ -315,7 +318,7 @@ def test_one_update_is_one_step_of_adam_on_the_mean_loss() -> None:
     batches = random_batches(1)
     info = learner.update(batches)
     batch = {name: array[0] for name, array in batches.items()}
-    network = dqn.make_network(config, SPACES)
+    network = dqn.make_network(config, SPACES, learning=True)
 
     def loss(parameters: Any) -> Any:
         q_tm1 = networks.q_values(network, parameters, batch["observation_tm1"])
@@ -357,7 +360,7 @@ def test_the_learning_rate_follows_its_schedule_update_by_update() -> None:
 @pytest.mark.parametrize("huber_delta", [None, 0.1])
 def test_weights_scale_each_transitions_gradient_linearly(huber_delta: float | None) -> None:
     config = small_config(huber_delta=huber_delta)
-    network = dqn.make_network(config, SPACES)
+    network = dqn.make_network(config, SPACES, learning=True)
     parameters = networks.first_parameters(network, SPACES, 0)
     batch = {name: array[0, :1] for name, array in random_batches(1).items()}
     loss = dqn.make_loss(config, network)
@@ -475,7 +478,7 @@ def test_greedy_actions_and_their_values() -> None:
     config = small_config()
     policy, parameters = config.make_policy(SPACES), config.make_learner(SPACES, 0).parameters
     observation = np.random.default_rng(0).normal(size=(50, 1, 3)).astype(np.float32)
-    q = np.asarray(networks.q_values(dqn.make_network(config, SPACES), parameters, observation))
+    q = np.asarray(networks.q_values(dqn.make_network(config, SPACES, learning=True), parameters, observation))
     loaded = policy.load(jax.tree.map(np.asarray, parameters))
     step = policy.act(loaded, observation, policy.initial_state(50), np.random.default_rng(0), None)
     assert step.action.dtype == np.int32

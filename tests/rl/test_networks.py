@@ -12,7 +12,7 @@ from srl.base.errors import ConfigError, SpaceError
 from srl.base.settings import set_by_path
 from srl.base.spaces import ContinuousActions, DiscreteActions, ObservationSpec, Spaces, adapt_observation
 from srl.rl import networks
-from srl.rl.blocks import ACTIVATIONS, HiddenBlock
+from srl.rl.blocks import ACTIVATIONS, HiddenBlock, ImageBlock
 
 VECTOR = Spaces(ObservationSpec((3,), "float32"), DiscreteActions(4))
 FRAMES = np.random.default_rng(0).normal(size=(6, 1, 3)).astype(np.float32)
@@ -60,7 +60,7 @@ def test_encode_refuses_other_shapes() -> None:
 
 
 def forward(block: HiddenBlock, parameters: Any = None, seed: int = 0) -> tuple[np.ndarray, Any]:
-    network = networks.q_network(VECTOR, block)
+    network = networks.q_network(VECTOR, block, ImageBlock(), learning=True)
     parameters = parameters or networks.first_parameters(network, VECTOR, seed)
     return np.asarray(networks.q_values(network, parameters, FRAMES)), parameters
 
@@ -133,4 +133,18 @@ def test_settings_are_checked() -> None:
 def test_continuous_actions_are_refused() -> None:
     continuous = Spaces(VECTOR.observation, ContinuousActions((-1.0,), (1.0,)))
     with pytest.raises(SpaceError, match="discrete"):
-        networks.q_network(continuous, HiddenBlock())
+        networks.q_network(continuous, HiddenBlock(), ImageBlock(), learning=True)
+
+
+@pytest.mark.parametrize("channels", [(), (1,), (3,)])
+def test_images_have_the_channels_of_all_frames_oldest_first(channels: tuple[int, ...]) -> None:
+    spec = ObservationSpec((5, 7, *channels), "uint8", scale=0.5)
+    stacked = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 7, *channels), np.uint8)
+    images = np.asarray(networks.encode_images(spec, jax.numpy.asarray(stacked)))
+    count = channels[0] if channels else 1
+    assert images.shape == (2, 5, 7, 4 * count) and images.dtype == np.float32
+    for frame in range(4):
+        part = images[..., frame * count : (frame + 1) * count]
+        np.testing.assert_array_equal(part, stacked[:, frame].reshape(2, 5, 7, count) * np.float32(0.5))
+    with pytest.raises(ValueError, match="window"):
+        networks.encode_images(spec, jax.numpy.asarray(stacked[0]))

@@ -7,13 +7,13 @@ are stored once and stacked when they are sampled.
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil, prod
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from srl.base.algorithm import Sample
+from srl.base.algorithm import LARGE_FRAME_BYTES, Sample
 from srl.base.errors import CheckpointError, ConfigError, SpaceError
 from srl.base.segment import End, Segment, overlap
 from srl.base.spaces import DiscreteActions, Spaces
@@ -22,7 +22,6 @@ from srl.rl.memories.prioritisers import Prioritiser, Proportional, RankBased, U
 from srl.rl.memories.storage import Layout, check_room, holds_files, open_arrays
 from srl.rl.memories.sum_tree import SumTree
 
-_LARGE_FRAME_BYTES = 1024
 _NO_TRANSITION = -1.0  # Stored as the priority of slots that start no transition.
 
 ExtraSpecs = Mapping[str, tuple[tuple[int, ...], Any]]
@@ -499,9 +498,8 @@ def _slot_count(spaces: Spaces, config: MemoryConfig, n_step: int, segment_lengt
     an actor's segments never have three frames a transition on average.
     """
     repeated = overlap(spaces.window_length, n_step)
-    frame_bytes = prod(spaces.observation.shape) * np.dtype(spaces.observation.dtype).itemsize
     longest = segment_length + 1
-    large = frame_bytes > _LARGE_FRAME_BYTES and longest > 2 * repeated
+    large = spaces.observation.nbytes >= LARGE_FRAME_BYTES and longest > 2 * repeated
     frames = ceil(config.capacity * longest / (longest - repeated)) if large else 2 * config.capacity
     # Lost at most: the skipped end of the ring, and the segment that left whole.
     return max(frames, 3 * config.warmup_size) + 2 * longest

@@ -3,7 +3,6 @@
 import functools
 import json
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
-import numpy as np
 
 from srl.base.algorithm import RLConfig, Tree
 from srl.base.env import EnvConfig
@@ -213,8 +211,8 @@ def create_task(
         start_env_steps=start_env_steps,
     )
     # Enough for every actor to have a few messages under way, and little enough to stay fresh.
-    step_bytes = np.dtype(spaces.observation.dtype).itemsize * math.prod(spaces.observation.shape) + 16
-    message_bytes = max(MESSAGE_STEPS, run_config.num_envs * rl_config.effective_segment_length) * step_bytes
+    steps = max(MESSAGE_STEPS, run_config.num_envs * rl_config.steps_per_segment(spaces))
+    message_bytes = steps * (spaces.observation.nbytes + 16)
     broker = Broker(redis_params)
     limit = BACKLOG_MESSAGES * run_config.actor_num * message_bytes
     task = once(lambda: broker.create_task(redis_params.task_name, definition, limit, checkpoint), broker)

@@ -91,7 +91,7 @@ def serve_trainer(
         config = config_from_dict(definition.rl)
         spaces, seed = Spaces.from_dict(definition.spaces), int(definition.run["seed"])
         memory = config.make_memory(spaces, seed, directory)
-        trainer = Trainer(config, config.make_learner(spaces, seed), memory, distributed=True)
+        trainer = Trainer(config, spaces, config.make_learner(spaces, seed), memory, distributed=True)
         trainer.prepare()
         committed = persist(lambda: broker.committed(lease.task), broker, stop)
         checkpoint = persist(lambda: broker.checkpoint_blob(lease.task), broker, stop)

@@ -5,7 +5,8 @@ trusts nothing: every size is checked before anything is allocated, and all that
 
 A message, little-endian: magic (4 bytes), protocol version (2), kind (2), header length (4), CRC-32 of all
 other bytes (4), the header (msgpack), zeros up to a multiple of 8, then arrays, each column starting at a
-multiple of 8.
+multiple of 8. Columns of large frames are Zstandard frames where that is shorter: pictures that follow each
+other differ little.
 """
 
 import itertools
@@ -18,13 +19,14 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+import zstandard
 from msgspec import Meta
 
-from srl.base.algorithm import Tree
+from srl.base.algorithm import LARGE_FRAME_BYTES, Tree
 from srl.base.errors import ProtocolError
 from srl.base.segment import End, Segment
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Goes up with every change that an older reader would misread."""
 
 MAX_MESSAGE_BYTES = 512 * 2**20
@@ -33,6 +35,7 @@ MAX_RANK = 8
 MAX_DEPTH = 32
 MAX_NAME_LENGTH = 256
 MAX_TEXT_LENGTH = 2**20
+MAX_COMPRESSION_WINDOW_BYTES = 2**23
 MAX_ITEMS = 2**16
 """Most segments, episodes or leaves in one message."""
 
@@ -106,6 +109,7 @@ class _Block(_Struct):
     """Consecutive segments whose arrays differ in length only; each kind of array is one column of bytes."""
 
     frames: _Layout
+    compressed_bytes: _Natural  # of the frames' column; 0 where it is not compressed
     actions: _Layout
     has_priorities: bool
     extras: Annotated[dict[_Name, _Layout], Meta(max_length=64)]
@@ -158,7 +162,7 @@ def encode_experience(experience: Experience) -> bytes:
         segments = list(run)
         first = segments[0]
         headers = [_segment_header(segment) for segment in segments]
-        frames = body.column("frames", [segment.frames for segment in segments])
+        frames, compressed_bytes = body.frames([segment.frames for segment in segments])
         actions = body.column("actions", [segment.actions for segment in segments])
         body.column("rewards", [np.asarray(segment.rewards, _FLOAT32) for segment in segments])
         priorities = [np.asarray(s.priorities, _FLOAT32) for s in segments if s.priorities is not None]
@@ -168,7 +172,7 @@ def encode_experience(experience: Experience) -> bytes:
             name: body.column(f"extras[{name!r}]", [segment.extras[name] for segment in segments])
             for name in first.extras
         }
-        blocks.append(_Block(frames, actions, bool(priorities), extras, headers))
+        blocks.append(_Block(frames, compressed_bytes, actions, bool(priorities), extras, headers))
     header = _ExperienceHeader(
         experience.actor,
         int(experience.sequence),
@@ -190,7 +194,7 @@ def decode_experience(data: bytes | memoryview) -> Experience:
             _check_counts(steps, segment.context, segment.priorities)
         counts = [segment.frames for segment in block.segments]
         step_counts = [count - 1 for count in counts]
-        frames = body.split(block.frames, counts)
+        frames = body.split(block.frames, counts, block.compressed_bytes)
         actions = body.split(block.actions, step_counts)
         rewards = body.split(_Layout("float32", ()), step_counts)
         priorities: list[Any] = [None] * len(counts)
@@ -319,6 +323,20 @@ class _Body:
         self._append(layout, arrays)
         return layout
 
+    def frames(self, arrays: list[np.ndarray]) -> tuple[_Layout, int]:
+        """Append a column of frames, large ones compressed if that is shorter; returns to how many bytes, or 0."""
+        first = arrays[0]
+        layout = self._layout("frames", first.dtype, first.shape[1:])
+        if first[:1].nbytes >= LARGE_FRAME_BYTES:
+            raw = np.concatenate(arrays, dtype=_DTYPES[layout.dtype])
+            # The lowest level: pictures shrink to a hundredth at gigabytes a second, and higher ones gain little.
+            compressed = zstandard.ZstdCompressor(level=1).compress(raw.data)
+            if len(compressed) < raw.nbytes:
+                self._append(_Layout("uint8", ()), [np.frombuffer(compressed, np.uint8)])
+                return layout, len(compressed)
+        self._append(layout, arrays)
+        return layout, 0
+
     def array(self, what: str, array: np.ndarray) -> _Layout:
         """Append one array."""
         layout = self._layout(what, array.dtype, array.shape)
@@ -351,37 +369,65 @@ class _Arrays:
         self._data = data
         self._offset = offset + -offset % _ALIGNMENT
 
-    def split(self, layout: _Layout, counts: list[int]) -> list[np.ndarray]:
+    def split(self, layout: _Layout, counts: list[int], compressed_bytes: int = 0) -> list[np.ndarray]:
         """Take a column and return one view for each count of rows."""
-        column = self.take(layout.dtype, (sum(counts), *layout.shape))
+        shape = (sum(counts), *layout.shape)
+        if compressed_bytes:
+            column = _decompress(self.take("uint8", (compressed_bytes,)), layout.dtype, shape)
+        else:
+            column = self.take(layout.dtype, shape)
         ends = list(itertools.accumulate(counts))
         return [column[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
     def take(self, dtype_name: str, shape: tuple[int, ...]) -> np.ndarray:
         """Take the next array."""
-        dtype = _DTYPES[dtype_name]
-        # Empty dimensions count as one here: numpy refuses shapes whose other dimensions overflow.
-        if dtype.itemsize * math.prod(length or 1 for length in shape) > MAX_MESSAGE_BYTES:
-            raise ProtocolError(f"an array of shape {shape} and dtype {dtype_name} is above the limit")
         start = self._offset + -self._offset % _ALIGNMENT
-        end = start + dtype.itemsize * math.prod(shape)
+        end = start + _checked_bytes(dtype_name, shape)
         if end > len(self._data):
             raise ProtocolError(f"the message ends inside an array of shape {shape} and dtype {dtype_name}")
         self._offset = end
-        if dtype.kind == "b":
-            raw = np.ndarray(shape, np.uint8, self._data, start)
-            if raw.size and raw.max() > 1:
-                raise ProtocolError("an array of bool holds values that are neither 0 nor 1")
-            array: np.ndarray = raw.view(np.bool_)
-        else:
-            array = np.ndarray(shape, dtype, self._data, start)
-        array.flags.writeable = False
-        return array
+        return _view(self._data, start, dtype_name, shape)
 
     def finish(self) -> None:
         """Check that nothing is left over."""
         if self._offset != len(self._data):
             raise ProtocolError(f"the message has {len(self._data)} bytes, but its arrays end at {self._offset}")
+
+
+def _checked_bytes(dtype_name: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes of an array; refuse one above the limit."""
+    itemsize = _DTYPES[dtype_name].itemsize
+    # Empty dimensions count as one here: numpy refuses shapes whose other dimensions overflow.
+    if itemsize * math.prod(length or 1 for length in shape) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"an array of shape {shape} and dtype {dtype_name} is above the limit")
+    return itemsize * math.prod(shape)
+
+
+def _view(data: bytes | memoryview, start: int, dtype_name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a read-only view of an array's bytes."""
+    dtype = _DTYPES[dtype_name]
+    if dtype.kind == "b":
+        raw = np.ndarray(shape, np.uint8, data, start)
+        if raw.size and raw.max() > 1:
+            raise ProtocolError("an array of bool holds values that are neither 0 nor 1")
+        array: np.ndarray = raw.view(np.bool_)
+    else:
+        array = np.ndarray(shape, dtype, data, start)
+    array.flags.writeable = False
+    return array
+
+
+def _decompress(compressed: np.ndarray, dtype_name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the array that a Zstandard frame holds; nothing is allocated for one that says another size."""
+    size = _checked_bytes(dtype_name, shape)
+    try:
+        if zstandard.frame_content_size(compressed.data) != size:
+            raise ProtocolError(f"compressed frames do not hold the {size} bytes that the message announces")
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_COMPRESSION_WINDOW_BYTES)
+        data = decompressor.decompress(compressed.data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise ProtocolError(f"compressed frames are damaged: {error}") from error
+    return _view(data, 0, dtype_name, shape)
 
 
 def _message(kind: int, header: msgspec.Struct, decoder: "msgspec.msgpack.Decoder[Any]", body: _Body) -> bytes:

@@ -5,6 +5,7 @@ import zlib
 import msgspec
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -291,7 +292,7 @@ def test_forged_segments_are_refused(change, says):
     body = bytes(16) + bytes(16) + bytes(16) + bytes(12)
     for changed, expectation in ((False, None), (True, says)):
         values = [change.get(i, value) if changed else value for i, value in enumerate(item)]
-        block = [["float32", []], ["int32", []], True, {}, [values]]
+        block = [["float32", []], 0, ["int32", []], True, {}, [values]]
         data = forged(1, msgspec.msgpack.encode(["a", 1, 1, [], [], [block]]), body)
         if expectation is None:
             assert len(decode_experience(data).segments[0].frames) == 4
@@ -370,3 +371,78 @@ def test_metadata_is_checked_by_the_sender():
 def test_segments_that_do_not_agree_are_refused_by_the_sender(changes, says):
     with pytest.raises(ProtocolError, match=says):
         encode_experience(Experience("a", 1, [segment(3, **changes)]))
+
+
+# --- compressed frames ------------------------------------------------------------------------------------
+
+
+def pictures(steps=8, seed=0):
+    """Frames that follow each other: a noise background and a moving square."""
+    frames = np.broadcast_to(
+        np.random.default_rng(seed).integers(0, 256, (40, 40), np.uint8), (steps + 1, 40, 40)
+    ).copy()
+    for step in range(steps + 1):
+        frames[step, step : step + 4, 10:14] = 255
+    return frames
+
+
+def sent(*frames):
+    segments = [segment(len(item) - 1, frames=item, sequence=index) for index, item in enumerate(frames)]
+    return encode_experience(Experience("a", 0, segments))
+
+
+def test_large_frames_are_sent_compressed_and_come_back_equal():
+    frames = [pictures(8), pictures(5, seed=1), pictures(1)]
+    data = sent(*frames)
+    assert len(data) < sum(item.nbytes for item in frames) / 3
+    for item, received in zip(frames, decode_experience(data).segments, strict=True):
+        assert_same_array(item, received.frames)
+        assert not received.frames.flags.writeable
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bool", "float32", "int64", ">f4"])
+def test_large_frames_of_any_dtype_come_back_equal(dtype):
+    frames = (pictures() > 200).astype(dtype)
+    received = decode_experience(sent(frames)).segments[0].frames
+    np.testing.assert_array_equal(received, frames)
+    assert received.dtype == frames.dtype.newbyteorder("=")
+
+
+def test_small_frames_and_noise_are_sent_as_they_are():
+    for shape in ((16,), (64, 64)):
+        frames = np.random.default_rng(0).integers(0, 256, (9, *shape), np.uint8)
+        assert frames.tobytes() in sent(frames)
+
+
+def compressed_message(stream, frames=9):
+    values = [frames, 2, 0, 0, 0, 0, 0]
+    block = [["uint8", [40, 40]], len(stream), ["int32", []], False, {}, [values]]
+    padded = stream + bytes(-len(stream) % 8)
+    body = padded + bytes(4 * (frames - 1)) * 2
+    return forged(1, msgspec.msgpack.encode(["a", 1, 1, [], [], [block]]), body)
+
+
+def test_forged_compressed_frames_are_refused():
+    stream = zstandard.compress(pictures().tobytes())
+    assert_same_array(decode_experience(compressed_message(stream)).segments[0].frames, pictures())
+    bomb = zstandard.compress(bytes(2**30))
+    assert len(bomb) < 2**20
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(pictures().tobytes())
+    for wrong, says in [
+        (bomb, "do not hold"),
+        (unsized, "do not hold"),
+        (stream[:-9], "damaged|do not hold"),
+        (stream[:10] + bytes(30) + stream[40:], "damaged"),
+        (stream + stream, "damaged"),
+        (b"no stream at all", "damaged"),
+    ]:
+        with pytest.raises(ProtocolError, match=says):
+            decode_experience(compressed_message(wrong))
+
+
+def test_frames_that_would_be_too_large_decompressed_are_refused(monkeypatch):
+    data = sent(pictures())
+    monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 4096)
+    assert len(data) < 4096
+    with pytest.raises(ProtocolError, match="above the limit"):
+        decode_experience(data)

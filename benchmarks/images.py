@@ -1,0 +1,100 @@
+"""How fast learning from images is: 84 x 84 grey frames, four at once, batches of 32.
+
+    python -m benchmarks.images learner --torch-python .venv-peers/bin/python
+    python -m benchmarks.images learner --torch-python .venv-peers/bin/python --block r2d3 --load
+
+`learner` measures double DQN updates a second, sampling from a proportional memory included, and beside it PyTorch
+doing the same update on a batch that is there already. Both are fresh processes that take turns, so that what else the
+machine does meets both. `--load` keeps one core busy meanwhile, as an actor on the same machine does.
+"""
+
+import argparse
+import contextlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+TORCH = Path(__file__).parent / "peers" / "torch_image_update.py"
+
+
+def main() -> None:
+    """Run one measurement and print its figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("learner", help="updates a second, beside PyTorch")
+    command.add_argument("--torch-python", help="interpreter that has torch; without it only ours is measured")
+    command.add_argument("--repeats", type=int, default=3)
+    command.add_argument("--load", action="store_true", help="keep one core busy meanwhile")
+    command.set_defaults(run=learner)
+    inner = commands.add_parser("updates", help="what `learner` starts: our updates a second, in this process")
+    inner.set_defaults(run=updates)
+    for one in (command, inner):
+        one.add_argument("--block", choices=("dqn", "r2d3"), default="dqn")
+        one.add_argument("--seconds", type=float, default=5.0, help="length of one measurement")
+    arguments = parser.parse_args()
+    arguments.run(arguments)
+
+
+def learner(arguments: argparse.Namespace) -> None:
+    """Let both take turns and print medians and their ratio."""
+    options = ["--block", arguments.block, "--seconds", str(arguments.seconds)]
+    programs = {"srl": [sys.executable, "-m", "benchmarks.images", "updates", *options]}
+    if arguments.torch_python:
+        programs["torch"] = [arguments.torch_python, str(TORCH), *options]
+    rates: dict[str, list[float]] = {name: [] for name in programs}
+    with _busy() if arguments.load else contextlib.nullcontext():
+        for _ in range(arguments.repeats):
+            for name, command in programs.items():
+                done = subprocess.run(command, check=True, capture_output=True, text=True)
+                rates[name].append(float(done.stdout.split()[-1]))
+                print(f"{name}: {rates[name][-1]:.1f} updates/s", flush=True)
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    print(", ".join(f"{name} {median:.1f} updates/s" for name, median in medians.items()))
+    if "torch" in medians:
+        print(f"ratio of medians: {medians['srl'] / medians['torch']:.2f}")
+
+
+def updates(arguments: argparse.Namespace) -> None:
+    """Time whole dispatches: sampling, updates, new priorities."""
+    from srl.algorithms import dqn
+    from srl.base.segment import End, Segment
+    from srl.base.spaces import DiscreteActions, ObservationSpec, Spaces
+    from srl.runner.trainer import Trainer
+
+    spaces = Spaces(ObservationSpec((84, 84), "uint8", scale=1 / 255), DiscreteActions(6), window_length=4)
+    config = dqn.Config(lr=0.00025, window_length=4, samples_per_insert=1e9)
+    config.memory.set_proportional_memory()
+    config.memory.capacity = 5_000
+    getattr(config.image_block, f"set_{arguments.block}_image")()
+    memory = config.make_memory(spaces, 0, None)
+    trainer = Trainer(config, spaces, config.make_learner(spaces, 0), memory, distributed=False)
+    rng = np.random.default_rng(0)
+    for sequence in range(30):
+        frames = rng.integers(0, 256, (65, 84, 84), np.uint8)
+        actions, rewards = rng.integers(0, 6, 64).astype(np.int32), rng.normal(size=64).astype(np.float32)
+        trainer.insert([Segment(frames, actions, rewards, End.TRUNCATED, 0, 0, sequence, 0)])
+    for _ in range(2):
+        trainer.learn(trainer.dispatch)
+    before, started_s = trainer.train_count, time.perf_counter()
+    while time.perf_counter() - started_s < arguments.seconds:
+        trainer.learn(trainer.dispatch)
+    print((trainer.train_count - before) / (time.perf_counter() - started_s))
+
+
+@contextlib.contextmanager
+def _busy() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()
