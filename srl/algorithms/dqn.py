@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 
 from srl.base.algorithm import Exploration, Memory, RLConfig, Step, Tree, UpdateInfo
 from srl.base.errors import ConfigError
+from srl.base.processor import Processor
 from srl.base.segment import End
 from srl.base.settings import setting
 from srl.base.spaces import Spaces
 from srl.rl.blocks import HiddenBlock, ImageBlock
 from srl.rl.exploration import epsilon_greedy, ladder
 from srl.rl.memories.config import MemoryConfig
+from srl.rl.processors.image_processor import ImageProcessor
 from srl.rl.schedules import Schedule
 from srl.rl.trees import check_matches
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 REWARD_CLIP = (-1.0, 1.0)
 EPSILON_IN_ONE_PROCESS = 0.1
+IMAGE_SIZE = (84, 84)
 UPDATES_PER_DISPATCH, IMAGE_UPDATES_PER_DISPATCH = 16, 4
 
 
@@ -98,6 +102,15 @@ class Config(RLConfig, algorithm="dqn"):
     def n_step_frames(self) -> int:
         """How many frames after its first one a transition reaches."""
         return self.n_step
+
+    def default_processors(self, observation_space: gymnasium.Space[Any]) -> list[Processor]:
+        """Return what makes pictures small and grey: as they are in DQN (Mnih et al. 2015), if they are larger."""
+        shape = observation_space.shape or ()
+        is_image = observation_space.dtype == np.uint8 and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3)))
+        is_large = is_image and max(shape[:2]) > max(IMAGE_SIZE)
+        if not is_image or not (is_large or shape[2:] == (3,)):
+            return []
+        return [ImageProcessor(resize=IMAGE_SIZE if is_large else None)]
 
     def check_spaces(self, spaces: Spaces) -> None:
         """Raise `SpaceError` where the network cannot be made for such observations or actions."""

@@ -44,6 +44,9 @@ class EnvConfig(Settings):
     frameskip: int = setting(
         1, low=1, doc="env steps an action is repeated for, rewards summed; high values act more coarsely"
     )
+    render_observation: bool = setting(
+        False, doc="whether to observe the picture that the env renders instead of what it returns"
+    )
     gym_make_func: Callable[..., Any] | None = setting(
         None, doc="called instead of gymnasium.make, with the same arguments; workers import it by its name"
     )
@@ -107,10 +110,16 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env
     arguments: dict[str, Any] = {**config.kwargs}
     if config.max_episode_steps is not None:
         arguments["max_episode_steps"] = config.max_episode_steps
+    if config.render_observation:
+        if render_mode not in (None, "rgb_array"):
+            raise EnvError(f"env {config.name!r} is observed by its pictures, so it cannot render {render_mode!r}")
+        render_mode = "rgb_array"
     if render_mode is not None:
         arguments["render_mode"] = render_mode
     try:
         env = make(env_id, **arguments)
+        if config.render_observation:
+            env = gymnasium.wrappers.AddRenderObservation(env)
         if config.frameskip > 1:
             env = _FrameSkip(env, config.frameskip)
         for wrapper in config.gym_wrappers:
@@ -125,20 +134,36 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env
 
 
 def make_agent_env(
-    env_config: EnvConfig, rl_config: RLConfig, *, lane: int = 0, render_mode: str | None = None
+    env_config: EnvConfig,
+    rl_config: RLConfig,
+    *,
+    lane: int = 0,
+    training: bool = True,
+    render_mode: str | None = None,
 ) -> "AgentEnv":
-    """Make the env as an agent steps it: statistics below, processors above, arrays outside."""
+    """Make the env as an agent steps it: statistics below, processors above, arrays outside.
+
+    Args:
+        training: whether to learn from it; processors may treat evaluations otherwise.
+    """
     raw = make_env(env_config, render_mode)
     env: gymnasium.Env[Any, Any] = gymnasium.wrappers.RecordEpisodeStatistics(
         raw, buffer_length=1, stats_key=EPISODE_STATS
     )
-    for processor in rl_config.processors:
-        env = processor.wrap(env)
-    # What the algorithm adds depends on what the user's processors have made of the observations.
-    defaults = rl_config.default_processors(env.observation_space) if rl_config.use_rl_processor else []
-    for processor in defaults:
-        env = processor.wrap(env)
-    return AgentEnv(env, rl_config, [*rl_config.processors, *defaults], label=f"{env_config.name} lane {lane}")
+    processors: list[Processor] = []
+
+    def wrap(env: gymnasium.Env[Any, Any], added: Sequence[Processor]) -> gymnasium.Env[Any, Any]:
+        for processor in added:
+            used = processor if training else processor.for_evaluation()
+            processors.append(used)
+            env = used.wrap(env)
+        return env
+
+    env = wrap(env, rl_config.processors)
+    if rl_config.use_rl_processor:
+        # What the algorithm adds depends on what the user's processors have made of the observations.
+        env = wrap(env, rl_config.default_processors(env.observation_space))
+    return AgentEnv(env, rl_config, processors, label=f"{env_config.name} lane {lane}")
 
 
 class AgentEnv(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):

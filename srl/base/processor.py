@@ -20,6 +20,10 @@ class Processor(Named, key="processor"):
         """What networks multiply frames by, `None` where this processor leaves that as it is."""
         return None
 
+    def for_evaluation(self) -> "Processor":
+        """Return the processor that evaluations use in place of this one."""
+        return self
+
     def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         """Return `env` with this processing around it; raise `SpaceError` where it cannot be done."""
         raise ConfigError(f"{type(self).__name__} must define wrap(env)")

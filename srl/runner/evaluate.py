@@ -32,7 +32,7 @@ class Evaluator:
         self._seed = seed
         self._quota = np.full(min(lanes, episodes), episodes // min(lanes, episodes))
         self._quota[: episodes % len(self._quota)] += 1
-        self._lanes = make_lanes(env_config, config, range(len(self._quota)))
+        self._lanes = make_lanes(env_config, config, range(len(self._quota)), training=False)
         self._window = config.window_length
         self._rng = np.random.default_rng([seed, EVALUATION_STREAM])
         self._round = 0

@@ -99,9 +99,9 @@ class Lanes:
         self._env.close()
 
 
-def make_lanes(env_config: EnvConfig, rl_config: RLConfig, lanes: Sequence[int]) -> Lanes:
+def make_lanes(env_config: EnvConfig, rl_config: RLConfig, lanes: Sequence[int], *, training: bool = True) -> Lanes:
     """Make one env a lane number, stepped in this process; raises what `make_agent_env` raises."""
-    return join_lanes([make_agent_env(env_config, rl_config, lane=lane) for lane in lanes])
+    return join_lanes([make_agent_env(env_config, rl_config, lane=lane, training=training) for lane in lanes])
 
 
 def join_lanes(envs: Sequence[AgentEnv]) -> Lanes:

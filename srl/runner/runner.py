@@ -442,7 +442,7 @@ class Runner:
             )
         policy = self.config.make_policy(self.spaces)
         parameters = policy.load(self.parameters)
-        env = make_agent_env(self.env_config, self.config, render_mode=render_mode)
+        env = make_agent_env(self.env_config, self.config, training=False, render_mode=render_mode)
         frame, _ = env.reset(seed=self.seed)
         stack = np.repeat(frame[None, None], self.config.window_length, axis=1)
         state, rng = policy.initial_state(1), np.random.default_rng(self.seed)

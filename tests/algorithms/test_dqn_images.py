@@ -51,7 +51,7 @@ def random_batches(updates: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("kind", ["auto", "r2d3", "custom"])
+@pytest.mark.parametrize("kind", ["auto", "custom"])
 def test_updates_of_image_networks_at_once_equal_single_ones(kind: str) -> None:
     config = small_config(target_model_update_interval=3)
     if kind == "custom":
@@ -127,7 +127,7 @@ def test_image_layers_on_a_vector_env_are_refused_before_anything_starts() -> No
 )
 def test_images_get_convolutions_by_themselves(observation: ObservationSpec, applies: bool) -> None:
     spaces = Spaces(observation, DiscreteActions(2), window_length=2)
-    assert ("images" in small_config().make_learner(spaces, 0).parameters) is applies
+    assert (dqn.make_network(small_config(), spaces, learning=True).images is not None) is applies
 
 
 def test_own_layers_survive_json_and_unknown_ones_are_refused() -> None:

@@ -107,6 +107,7 @@ def actor_environment() -> dict[str, str]:
         "NPROC": "1",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
+        "OPENCV_FOR_THREADS_NUM": "1",
     }
 
 
