@@ -223,6 +223,28 @@ class SignReward(Processor):
 
 
 @dataclass
+class Drawn(Processor):
+    """Observations of `Script` become pictures `[36, 40]` uint8 that `undrawn` reads."""
+
+    def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        """Return `env` with pictures."""
+
+        def draw(observation: np.ndarray) -> np.ndarray:
+            return np.resize(observation.view(np.uint8), (36, 40))
+
+        space = gymnasium.spaces.Box(0, 255, (36, 40), np.uint8)
+        return gymnasium.wrappers.TransformObservation(env, draw, space)
+
+
+def undrawn(pictures: np.ndarray) -> np.ndarray:
+    """Return the observations `[..., 3]` int32 that pictures `[..., 36, 40]` show."""
+    assert pictures.dtype == np.uint8 and pictures.shape[-2:] == (36, 40)
+    shown = np.ascontiguousarray(pictures.reshape(*pictures.shape[:-2], -1)[..., :12]).view(np.int32)
+    np.testing.assert_array_equal(pictures[..., -1, -1], pictures.reshape(*pictures.shape[:-2], -1)[..., 1439 % 12])
+    return shown
+
+
+@dataclass
 class ShortLives(Processor):
     """An agent's episode ends every few steps, while the env's own goes on."""
 

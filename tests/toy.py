@@ -50,8 +50,8 @@ class Config(RLConfig, algorithm="toy"):
 
 
 def q_values(parameters: Tree, observation: np.ndarray) -> np.ndarray:
-    """Return `[..., A]` of `[..., window, *frame]` with a frame of one dimension."""
-    features = np.tanh(observation.reshape(*observation.shape[:-2], -1).astype(np.float32) / 10)
+    """Return `[B, A]` of `[B, window, *frame]`."""
+    features = np.tanh(observation.reshape(len(observation), -1).astype(np.float32) / 10)
     values: np.ndarray = features @ parameters["weights"] + parameters["bias"]
     return values
 

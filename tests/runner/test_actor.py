@@ -1,10 +1,10 @@
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import toy
-from envs import PLAYED, ShortLives, SignReward
+from envs import PLAYED, Drawn, ShortLives, SignReward, undrawn
 
 from srl.algorithms import dqn
 from srl.base.algorithm import RLConfig, Step
@@ -62,10 +62,16 @@ def expected_transitions(window: int, n_step: int) -> dict[Key, dict[str, Any]]:
     return found
 
 
-def assert_learned(memory: ReplayMemory, segments: list[Segment], expected: dict[Key, dict[str, Any]]) -> None:
+def assert_learned(
+    memory: ReplayMemory,
+    segments: list[Segment],
+    expected: dict[Key, dict[str, Any]],
+    read: Callable[[np.ndarray], np.ndarray] = np.asarray,
+) -> None:
     assert memory.insert(segments) == len(memory) == len(expected)
     sample = memory.sample(20 * len(memory) // memory.batch_size + 1, 0)
     batches = {name: values.reshape(-1, *values.shape[2:]) for name, values in sample.batches.items()}
+    batches |= {name: read(batches[name]) for name in ("observation_tm1", "observation_t")}
     keys = [tuple(frame) for frame in batches["observation_tm1"][:, -1].tolist()]
     assert set(keys) == set(expected)
     for name in ("observation_tm1", "observation_t", "action_tm1"):
@@ -92,6 +98,23 @@ def test_every_transition_is_learned_from_exactly_once(n_step: int, window: int,
     assert isinstance(memory, ReplayMemory)
     assert_learned(memory, segments, expected)
     assert all(explore is not None for explore in policy.explored)
+
+
+@pytest.mark.parametrize("longest", [2, 40])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_every_picture_is_stored_once_as_bytes_and_learned_from_exactly_once(n_step: int, longest: int) -> None:
+    config = toy.Config(n_step=n_step, window_length=4, segment_length=20, processors=[Drawn()])
+    actor, _ = make_actor(config, range(3), longest=longest)
+    segments = play(actor, 150)
+    for segment in segments:
+        steps = undrawn(segment.frames)[:, 2]
+        np.testing.assert_array_equal(np.diff(steps), 1)
+    expected = expected_transitions(4, n_step)
+    assert len(expected) == 3 * 150
+    memory = config.make_memory(make_lanes(EnvConfig("test/Script-v0"), config, [0]).spaces, 0, None)
+    assert isinstance(memory, ReplayMemory)
+    assert_learned(memory, segments, expected, undrawn)
+    assert memory.sample(1, 0).batches["observation_t"].dtype == np.uint8
 
 
 def test_a_segment_is_as_long_as_asked_and_cut_segments_overlap() -> None:
