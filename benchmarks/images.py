@@ -2,14 +2,19 @@
 
     python -m benchmarks.images learner --torch-python .venv-peers/bin/python
     python -m benchmarks.images learner --torch-python .venv-peers/bin/python --block r2d3 --load
+    python -m benchmarks.images actor --peer-python .venv-peers/bin/python
 
 `learner` measures double DQN updates a second, sampling from a proportional memory included, and beside it PyTorch
 doing the same update on a batch that is there already. Both are fresh processes that take turns, so that what else the
 machine does meets both. `--load` keeps one core busy meanwhile, as an actor on the same machine does.
+
+`actor` measures Pong steps a second (seven frames each) of one actor with eight lanes and DQN's network, segments and
+messages included, and beside it Stable-Baselines3's DQN collecting as many lanes; one thread each.
 """
 
 import argparse
 import contextlib
+import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +25,8 @@ from pathlib import Path
 import numpy as np
 
 TORCH = Path(__file__).parent / "peers" / "torch_image_update.py"
+STABLE_BASELINES3 = Path(__file__).parent / "peers" / "stable_baselines3_pong.py"
+LANES = 8
 
 
 def main() -> None:
@@ -35,6 +42,13 @@ def main() -> None:
     inner.set_defaults(run=updates)
     for one in (command, inner):
         one.add_argument("--block", choices=("dqn", "r2d3"), default="dqn")
+    playing = commands.add_parser("actor", help="Pong steps a second, beside Stable-Baselines3")
+    playing.add_argument("--peer-python", help="interpreter that has it, with ale-py; without it only ours is measured")
+    playing.add_argument("--repeats", type=int, default=3)
+    playing.set_defaults(run=actor)
+    inner_playing = commands.add_parser("steps", help="what `actor` starts: our steps a second, in this process")
+    inner_playing.set_defaults(run=steps)
+    for one in (command, inner, playing, inner_playing):
         one.add_argument("--seconds", type=float, default=5.0, help="length of one measurement")
     arguments = parser.parse_args()
     arguments.run(arguments)
@@ -46,17 +60,8 @@ def learner(arguments: argparse.Namespace) -> None:
     programs = {"srl": [sys.executable, "-m", "benchmarks.images", "updates", *options]}
     if arguments.torch_python:
         programs["torch"] = [arguments.torch_python, str(TORCH), *options]
-    rates: dict[str, list[float]] = {name: [] for name in programs}
     with _busy() if arguments.load else contextlib.nullcontext():
-        for _ in range(arguments.repeats):
-            for name, command in programs.items():
-                done = subprocess.run(command, check=True, capture_output=True, text=True)
-                rates[name].append(float(done.stdout.split()[-1]))
-                print(f"{name}: {rates[name][-1]:.1f} updates/s", flush=True)
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    print(", ".join(f"{name} {median:.1f} updates/s" for name, median in medians.items()))
-    if "torch" in medians:
-        print(f"ratio of medians: {medians['srl'] / medians['torch']:.2f}")
+        _take_turns(programs, arguments.repeats, "updates/s", dict(os.environ))
 
 
 def updates(arguments: argparse.Namespace) -> None:
@@ -84,6 +89,67 @@ def updates(arguments: argparse.Namespace) -> None:
     while time.perf_counter() - started_s < arguments.seconds:
         trainer.learn(trainer.dispatch)
     print((trainer.train_count - before) / (time.perf_counter() - started_s))
+
+
+def actor(arguments: argparse.Namespace) -> None:
+    """Let both take turns and print medians and their ratio."""
+    from srl.runner.distribution.servers import actor_environment
+
+    options = ["--seconds", str(arguments.seconds)]
+    programs = {"srl": [sys.executable, "-m", "benchmarks.images", "steps", *options]}
+    if arguments.peer_python:
+        peer = [arguments.peer_python, str(STABLE_BASELINES3), "--lanes", str(LANES), *options]
+        programs["stable-baselines3"] = peer
+    _take_turns(programs, arguments.repeats, "steps/s", {**os.environ, **actor_environment()})
+
+
+def steps(arguments: argparse.Namespace) -> None:
+    """Time vector steps, with segments and encoded messages."""
+    import srl
+    from srl.algorithms import dqn
+    from srl.rl.processors.image_processor import ImageProcessor
+    from srl.runner.actor import Actor
+    from srl.runner.distribution.wire import Experience, encode_experience
+    from srl.runner.lanes import make_lanes
+
+    env = srl.EnvConfig("ALE/Pong-v5", kwargs={"frameskip": 7, "repeat_action_probability": 0})
+    config = dqn.Config(window_length=4, processors=[ImageProcessor(resize=(84, 84))])
+    config.memory.set_proportional_memory()
+    lanes = make_lanes(env, config, range(LANES))
+    player = Actor(
+        lanes,
+        config.make_policy(lanes.spaces),
+        config,
+        seed=0,
+        lane_numbers=range(LANES),
+        total_lanes=LANES,
+        distributed=True,
+    )
+    player.set_parameters(config.make_learner(lanes.spaces, 0).parameters, 0)
+    for _ in range(20):
+        player.step()
+    count, started_s = 0, time.perf_counter()
+    while time.perf_counter() - started_s < arguments.seconds:
+        produced = player.step()
+        count += produced.env_steps
+        if produced.segments:
+            encode_experience(Experience("actor", 0, produced.segments))
+    print(count / (time.perf_counter() - started_s))
+
+
+def _take_turns(programs: dict[str, list[str]], repeats: int, unit: str, environment: dict[str, str]) -> None:
+    """Run programs that print a rate, one after the other, and print medians and the ratio of ours to the other."""
+    rates: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(repeats):
+        for name, command in programs.items():
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+            rates[name].append(float(done.stdout.split()[-1]))
+            print(f"{name}: {rates[name][-1]:.1f} {unit}", flush=True)
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    print(", ".join(f"{name} {median:.1f} {unit}" for name, median in medians.items()))
+    if len(medians) == 2:
+        ours, other = medians.values()
+        print(f"ratio of medians: {ours / other:.2f}")
 
 
 @contextlib.contextmanager

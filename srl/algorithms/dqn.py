@@ -123,6 +123,32 @@ class Config(RLConfig, algorithm="dqn"):
         is_image = self.image_block.applies_to(spaces.observation)
         return IMAGE_UPDATES_PER_DISPATCH if is_image else UPDATES_PER_DISPATCH
 
+    def preflight(self, spaces: Spaces, directory: Path | None) -> str:
+        """Return what the memory, the wire and the device need; `ConfigError` where the memory does not fit."""
+        import jax
+
+        from srl.base.segment import overlap
+        from srl.rl import networks
+        from srl.rl.memories.replay import check_fits, required_bytes
+
+        steps, n_step = self.steps_per_segment(spaces), self.n_step
+        check_fits(spaces, self.memory, n_step=n_step, segment_length=steps, directory=directory)
+        memory_bytes = required_bytes(spaces, self.memory, n_step=n_step, segment_length=steps)
+        frames = (steps + 1) / (steps + 1 - overlap(spaces.window_length, n_step))  # sent for each transition
+        network = make_network(self, spaces, learning=True)
+        parameters = jax.eval_shape(lambda: networks.first_parameters(network, spaces, seed=0))
+        # Parameters, target, Adam's two moments, and the gradient; the batches of one dispatch.
+        network_bytes = 5 * sum(4 * leaf.size for leaf in jax.tree.leaves(parameters))
+        stack_bytes = spaces.window_length * spaces.observation.nbytes
+        batch_bytes = self.dispatch_size(spaces) * self.batch_size * 2 * stack_bytes
+        wire_bytes = (spaces.observation.nbytes + 16) * frames
+        place = "of memory" if directory is None else f"in {directory}"
+        return (
+            f"needs {memory_bytes / 1e6:,.0f} MB {place} for {self.memory.capacity:,} transitions, at most "
+            f"{wire_bytes:,.0f} bytes on the wire for each, {(network_bytes + batch_bytes) / 1e6:,.0f} MB on the "
+            "device for network and batches"
+        )
+
     def make_policy(self, spaces: Spaces) -> "DqnPolicy":
         """Return what an actor or an evaluator runs."""
         return DqnPolicy(self, spaces)

@@ -71,6 +71,17 @@ class RLConfig(Settings):
         """Raise `SpaceError` where this algorithm cannot learn with such observations or actions."""
         return
 
+    def preflight(self, spaces: Spaces, directory: Path | None) -> str:
+        """Return a line that says what a run needs of this machine.
+
+        Args:
+            directory: where the memory's files will be, `None` for plain memory.
+
+        Raises:
+            ConfigError: this machine does not have it.
+        """
+        return f"{self.algorithm} does not say what it needs"
+
     def make_policy(self, spaces: Spaces) -> "Policy":
         """Return what an actor or an evaluator runs."""
         raise ConfigError(f"{type(self).__name__} does not define make_policy")

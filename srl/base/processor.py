@@ -4,9 +4,11 @@ A processor is settings with a name that wrap an env, so any Gymnasium wrapper c
 rewards are recorded below all processors: evaluation always reports what the env itself gave.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from srl.base.errors import ConfigError
 from srl.base.settings import Named
@@ -18,6 +20,11 @@ class Processor(Named, key="processor"):
     @property
     def frame_scale(self) -> float | None:
         """What networks multiply frames by, `None` where this processor leaves that as it is."""
+        return None
+
+    @property
+    def frame_function(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """What `wrap` does to each observation, `None` where it does anything else or more."""
         return None
 
     def for_evaluation(self) -> "Processor":

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from srl.base.algorithm import RLConfig, Tree
 from srl.base.env import EPISODE_STATS, AgentEnv, EnvConfig, make_agent_env
 from srl.base.spaces import Spaces
+from srl.runner.atari_lanes import atari_lanes
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,13 @@ class Lanes:
 
 def make_lanes(env_config: EnvConfig, rl_config: RLConfig, lanes: Sequence[int], *, training: bool = True) -> Lanes:
     """Make one env a lane number, stepped in this process; raises what `make_agent_env` raises."""
-    return join_lanes([make_agent_env(env_config, rl_config, lane=lane, training=training) for lane in lanes])
+    first = make_agent_env(env_config, rl_config, lane=lanes[0], training=training)
+    native = atari_lanes(env_config, first, len(lanes))
+    if native is not None:
+        first.close()
+        return Lanes(native, first.spaces)
+    others = [make_agent_env(env_config, rl_config, lane=lane, training=training) for lane in lanes[1:]]
+    return join_lanes([first, *others])
 
 
 def join_lanes(envs: Sequence[AgentEnv]) -> Lanes:

@@ -107,6 +107,7 @@ class Runner:
             # Other settings: go on from what was learned, with a learner and a memory made from them.
             self.restore(self.learner.get_state(), {"env_steps": self.env_steps})
         if self._trainer is None:
+            logger.info("%s", self.config.preflight(self.spaces, _path(work_dir)))
             memory = self.config.make_memory(self.spaces, self.seed, _path(work_dir))
             self._trainer = Trainer(self.config, self.spaces, self.learner, memory, distributed=False)
             self._made_from = made_from
@@ -169,6 +170,7 @@ class Runner:
                 "the env, a processor or the algorithm is defined in the script itself, which worker processes cannot "
                 "import; move it to a module of its own, such as my_env.py, and name the env 'my_env:MyEnv-v0'"
             )
+        logger.info("%s", self.config.preflight(self.spaces, None))
         with tempfile.TemporaryDirectory(prefix="srl-") as directory, EmbeddedBroker() as broker:
             manager = self._create_task(broker.parameters, run_config)
             workers = LocalWorkers(broker.parameters, actor_num, Path(directory), modules)

@@ -11,6 +11,7 @@ from flax import linen as nn
 import srl
 from srl.algorithms import dqn
 from srl.base.errors import ConfigError, SpaceError
+from srl.base.segment import End, Segment
 from srl.base.settings import setting
 from srl.base.spaces import DiscreteActions, ObservationSpec, Spaces
 from srl.rl import networks
@@ -158,3 +159,49 @@ def test_convolutions_may_compute_with_bfloat16_while_parameters_stay_float32() 
     losses = [learner.update(batches).metrics["loss"] for learner in (exact, coarse)]
     assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.05)
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(coarse.parameters))
+
+
+def test_a_config_says_what_it_needs() -> None:
+    config = small_config()
+    config.memory.capacity = 10_000
+    line = config.preflight(IMAGES, None)
+    numbers = [int(word.replace(",", "")) for word in line.split() if word.replace(",", "").isdigit()]
+    megabytes, capacity, wire_bytes, device_megabytes = numbers
+    assert capacity == 10_000 and 10_000 * 36 * 40 / 1e6 < megabytes < 10_000 * 36 * 40 * 1.25 / 1e6
+    assert 36 * 40 < wire_bytes < 36 * 40 * 1.2
+    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(config.make_learner(IMAGES, 0).parameters))
+    assert device_megabytes == round((5 * parameters + 4 * 2 * BATCH * 2 * 36 * 40) / 1e6)
+
+
+@pytest.mark.parametrize("train", ["train", "train_mp"])
+def test_a_memory_that_cannot_fit_is_refused_before_anything_starts(
+    train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dqn.Config()
+    config.memory.capacity = 10**12
+    runner = srl.Runner("CartPole-v1", config)
+    monkeypatch.setattr("srl.runner.distribution.embedded.EmbeddedBroker.__enter__", pytest.fail)
+    with pytest.raises(ConfigError, match=r"needs .* of memory, but .* lower memory\.capacity"):
+        getattr(runner, train)(max_train_count=1)
+
+
+def test_resident_memory_stays_flat_once_the_replay_memory_is_full() -> None:
+    resource = pytest.importorskip("resource")
+    config = small_config(updates_per_dispatch=2)
+    config.memory.capacity, config.memory.warmup_size = 2_000, 100
+    config.memory.set_proportional_memory()
+    memory = config.make_memory(IMAGES, 0, None)
+    rng = np.random.default_rng(0)
+
+    def fill(times: int) -> int:
+        """Return the largest resident size so far, in bytes."""
+        for sequence in range(times * 2_000 // 60):
+            frames = rng.integers(0, 256, (65, 40, 36), np.uint8)
+            rewards = np.zeros(64, np.float32)
+            memory.insert([Segment(frames, np.zeros(64, np.int32), rewards, End.TRUNCATED, 0, 0, sequence, 0)])
+            sample = memory.sample(2, 0)
+            memory.update_priorities(sample, np.ones((2, BATCH)))
+        return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
+
+    twice = fill(2)
+    assert fill(8) - twice < 0.2 * 2_000 * 40 * 36

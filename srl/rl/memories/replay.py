@@ -93,13 +93,7 @@ class ReplayMemory:
                 "raise memory.capacity or lower segment_length"
             )
         self._slots = layout.settings["slots"]
-        in_files = 0 if directory is None or holds_files(directory) else layout.nbytes
-        check_room(
-            SumTree.required_bytes(self._slots) + (layout.nbytes if directory is None else 0),
-            in_files,
-            directory,
-            f"lower memory.capacity (now {config.capacity}), store smaller frames, or run on a larger machine",
-        )
+        _check_room(layout, config, directory)
         self._arrays = arrays = open_arrays(layout, directory)
         self._frames, self._actions, self._rewards = arrays["frames"], arrays["actions"], arrays["rewards"]
         self._priorities, self._counters = arrays["priorities"], arrays["counters"]
@@ -451,6 +445,23 @@ def required_bytes(
     """Return the bytes that such a memory takes when it is full: all its arrays and the tree."""
     layout = _layout(spaces, config, n_step, segment_length, extras or {})
     return layout.nbytes + SumTree.required_bytes(layout.settings["slots"])
+
+
+def check_fits(
+    spaces: Spaces, config: MemoryConfig, *, n_step: int, segment_length: int, directory: Path | None
+) -> None:
+    """Raise `ConfigError` where this machine has no room for such a memory; nothing is allocated."""
+    _check_room(_layout(spaces, config, n_step, segment_length, {}), config, directory)
+
+
+def _check_room(layout: Layout, config: MemoryConfig, directory: Path | None) -> None:
+    is_new = directory is not None and not holds_files(directory)
+    check_room(
+        SumTree.required_bytes(layout.settings["slots"]) + (layout.nbytes if directory is None else 0),
+        layout.nbytes if is_new else 0,
+        directory,
+        f"lower memory.capacity (now {config.capacity}), store smaller frames, or run on a larger machine",
+    )
 
 
 def _layout(spaces: Spaces, config: MemoryConfig, n_step: int, segment_length: int, extras: ExtraSpecs) -> Layout:

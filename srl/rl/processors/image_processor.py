@@ -4,6 +4,7 @@ Users put an `ImageProcessor` into `Config.processors`. Frames stay uint8 in mem
 `enable_norm` divides by 255 inside the network, where it costs nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,11 @@ class ImageProcessor(Processor):
     def frame_scale(self) -> float:
         """What the network multiplies frames by."""
         return 1 / 255 if self.enable_norm else 1.0
+
+    @property
+    def frame_function(self) -> Callable[[np.ndarray], np.ndarray]:
+        """What is done to each frame."""
+        return self.process
 
     def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         """Return `env` with images processed; `SpaceError` where it has none or the trim lies outside."""

@@ -90,6 +90,7 @@ def serve_trainer(
     with Heartbeat(broker, lease, stop, "its memory and its network to be ready"):
         config = config_from_dict(definition.rl)
         spaces, seed = Spaces.from_dict(definition.spaces), int(definition.run["seed"])
+        logger.info("trainer: %s", config.preflight(spaces, directory))
         memory = config.make_memory(spaces, seed, directory)
         trainer = Trainer(config, spaces, config.make_learner(spaces, seed), memory, distributed=True)
         trainer.prepare()

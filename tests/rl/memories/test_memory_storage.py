@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from memory_helpers import make_memory
 
+from srl.base.algorithm import LARGE_FRAME_SEGMENT_LENGTH
 from srl.base.errors import CheckpointError, ConfigError
 from srl.base.spaces import DiscreteActions, ObservationSpec, Spaces
 from srl.rl.memories import storage
@@ -16,10 +17,12 @@ from srl.rl.memories.storage import Layout, available_memory, open_arrays
 ATARI = Spaces(ObservationSpec((84, 84), "uint8"), DiscreteActions(18), 4)
 
 
-def test_a_million_atari_transitions_take_under_8_gb() -> None:
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("kind", ["set_proportional_memory", "set_rankbase_memory"])
+def test_a_million_atari_transitions_take_under_8_gb(kind: str, n_step: int) -> None:
     config = MemoryConfig(capacity=1_000_000)
-    config.set_rankbase_memory()
-    needed = required_bytes(ATARI, config, n_step=1, segment_length=64)
+    getattr(config, kind)()
+    needed = required_bytes(ATARI, config, n_step=n_step, segment_length=LARGE_FRAME_SEGMENT_LENGTH)
     assert 1_000_000 * 84 * 84 < needed < 8e9
 
 

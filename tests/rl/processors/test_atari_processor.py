@@ -13,6 +13,9 @@ from srl.base.env import EPISODE_STATS, AgentEnv, EnvConfig, make_agent_env
 from srl.base.errors import EnvError, SpaceError
 from srl.rl.processors.atari_processor import AtariProcessor
 from srl.rl.processors.image_processor import ImageProcessor
+from srl.runner.actor import Actor
+from srl.runner.distribution.wire import Experience, decode_experience, encode_experience
+from srl.runner.lanes import make_lanes
 
 pytest.importorskip("ale_py")
 
@@ -152,7 +155,27 @@ def test_cartpole_can_be_seen_instead_of_measured() -> None:
         make_agent_env(runner.env_config, runner.config, render_mode="human")
 
 
+def make_unseen(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    return gymnasium.make("CartPole-v1")
+
+
 def test_an_env_without_pictures_cannot_be_seen() -> None:
     with pytest.raises(EnvError, match="could not be made"):
-        srl.Runner(EnvConfig("test/Script-v0", render_observation=True), dqn.Config())
-    assert "test/Script-v0" in gymnasium.registry
+        srl.Runner(EnvConfig("unseen", gym_make_func=make_unseen, render_observation=True), dqn.Config())
+
+
+def test_a_transition_of_pong_takes_little_of_the_wire() -> None:
+    config = dqn.Config(window_length=4, processors=[ImageProcessor(trimming=(30, 0, 210, 160), resize=(84, 84))])
+    config.memory.set_proportional_memory()
+    config.hidden_block.set_mlp((8,))
+    lanes = make_lanes(PONG, config, range(4))
+    policy = config.make_policy(lanes.spaces)
+    actor = Actor(lanes, policy, config, seed=0, lane_numbers=range(4), total_lanes=4, distributed=True)
+    actor.set_parameters(config.make_learner(lanes.spaces, 0).parameters, 0)
+    segments = [segment for _ in range(140) for segment in actor.step().segments]
+    transitions = sum(len(segment.transitions(config.n_step)) for segment in segments)
+    assert transitions >= 4 * 100
+    message = encode_experience(Experience("actor", 0, segments))
+    assert len(message) / transitions < 300
+    for sent, received in zip(segments, decode_experience(message).segments, strict=True):
+        np.testing.assert_array_equal(sent.frames, received.frames)

@@ -1,0 +1,92 @@
+"""Native Atari lanes give what single envs give, and are taken only where they can."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from srl.algorithms import dqn
+from srl.base.env import EnvConfig, make_agent_env
+from srl.base.processor import Processor
+from srl.rl.processors.atari_processor import AtariProcessor
+from srl.rl.processors.image_processor import ImageProcessor
+from srl.runner import atari_lanes as module
+from srl.runner.atari_lanes import AtariLanes, atari_lanes
+from srl.runner.lanes import Lanes, join_lanes, make_lanes
+
+pytest.importorskip("ale_py")
+
+LANES = 3
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cores", lambda: 2)
+
+
+def config_of(*processors: Processor) -> dqn.Config:
+    return dqn.Config(processors=list(processors) or [ImageProcessor(trimming=(30, 0, 210, 160), resize=(84, 84))])
+
+
+def env_of(game: str, **kwargs: Any) -> EnvConfig:
+    return EnvConfig(f"ALE/{game}-v5", kwargs={"repeat_action_probability": 0, **kwargs})
+
+
+@pytest.mark.parametrize(
+    ("env", "ends"),
+    [
+        (env_of("Pong", frameskip=7), {"terminated"}),
+        (env_of("Breakout", frameskip=4, max_num_frames_per_episode=600), {"terminated", "truncated"}),
+        (env_of("Seaquest", frameskip=4, full_action_space=True, max_num_frames_per_episode=400), {"truncated"}),
+    ],
+    ids=["pong", "breakout", "seaquest"],
+)
+def test_native_lanes_equal_single_envs(env: EnvConfig, ends: set[str]) -> None:
+    config = config_of()
+    native = make_lanes(env, config, range(LANES))
+    singles = join_lanes([make_agent_env(env, config, lane=lane) for lane in range(LANES)])
+    assert native.spaces == singles.spaces
+    np.testing.assert_array_equal(native.reset([5, 6, 7]), singles.reset([5, 6, 7]))
+    rng, seen = np.random.default_rng(0), set()
+    for _ in range(700):
+        actions = rng.integers(0, native.spaces.action_count, LANES)
+        one, other = native.step(actions), singles.step(actions)
+        for name in ("active", "rewards", "terminated", "truncated", "started"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
+        # No value follows a terminal state, and its frame is not shown by ALE's vector env.
+        used = ~one.terminated
+        np.testing.assert_array_equal(one.frames[used], other.frames[used])
+        np.testing.assert_array_equal(one.first_frames[one.started], other.first_frames[other.started])
+        for name in ("episode_rewards", "episode_lengths", "episode_lanes"):
+            assert list(getattr(one, name)) == list(getattr(other, name))
+        seen |= {name for name in ("terminated", "truncated") if getattr(one, name).any()}
+    assert seen == ends
+
+
+def test_a_reset_in_the_middle_of_games_starts_all_anew() -> None:
+    native = make_lanes(env_of("Pong", frameskip=7), config_of(), range(LANES))
+    first = native.reset([0, 1, 2])
+    for _ in range(30):
+        native.step(np.full(LANES, 2))
+    np.testing.assert_array_equal(native.reset([0, 1, 2]), first)
+
+
+def is_native(env: EnvConfig, config: dqn.Config) -> bool:
+    return isinstance(atari_lanes(env, make_agent_env(env, config), 2), AtariLanes)
+
+
+def test_native_lanes_are_taken_only_where_they_give_the_same() -> None:
+    plain = env_of("Pong")
+    assert is_native(plain, config_of())
+    assert is_native(plain, dqn.Config()), "the algorithm's own processors are of frames alone"
+    assert not is_native(plain, config_of(AtariProcessor(), ImageProcessor())), "lives and starts are no frames"
+    assert not is_native(env_of("Pong", repeat_action_probability=0.25), config_of()), "seeds differ"
+    assert not is_native(env_of("Pong", mode=1), config_of())
+    assert not is_native(EnvConfig("ALE/Pong-v5", plain.kwargs, max_episode_steps=50), config_of())
+    assert not is_native(EnvConfig("ALE/Pong-v5", plain.kwargs, frameskip=2), config_of())
+
+
+def test_one_core_gains_nothing_from_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cores", lambda: 1)
+    assert not is_native(env_of("Pong"), config_of())
+    assert isinstance(make_lanes(env_of("Pong"), config_of(), range(2)), Lanes)
