@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -122,6 +122,31 @@ class Reach(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         return self._shown, -float(np.abs(action - self._shown)[0]), True, False, {}
+
+
+class Clock(gymnasium.Env[Any, Any]):
+    """Draws the number of its step as a picture [8, 8, 3], counts the pictures, and ends after four steps."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+    observation_space = spaces.Box(0, 9, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self.now = self.drawn = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.now = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.now += 1
+        return np.full(1, self.now, np.float32), 1.0, self.now == 4, False, {}
+
+    def render(self) -> Any:
+        self.drawn += 1
+        return np.full((8, 8, 3), self.now, np.uint8) if self.render_mode == "rgb_array" else None
 
 
 OBSERVATION_SPACES: dict[str, spaces.Space[Any]] = {
@@ -279,6 +304,7 @@ _ENVS: dict[str, Callable[..., gymnasium.Env[Any, Any]]] = {
     "Reach": Reach,
     "Sampled": Sampled,
     "Broken": Broken,
+    "Clock": Clock,
 }
 for _name, _env in _ENVS.items():
     gymnasium.register(f"test/{_name}-v0", _env, disable_env_checker=True)

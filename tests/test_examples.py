@@ -32,6 +32,15 @@ def test_an_example_explains_itself(script: Path, tmp_path: Path) -> None:
     assert "--updates" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_pictures_are_learned_from_through_a_broker(tmp_path: Path) -> None:
+    done = run(ROOT / "examples" / "image_env.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    mean = float(done.stdout.rsplit("greedy episodes:", 1)[1].split()[0])
+    assert mean > 0.9, "what sees single pictures, or none, stays below 0.7"
+
+
 def test_the_demo_leaves_what_it_promises(tmp_path: Path) -> None:
     old = tmp_path / "demo" / "checkpoints" / "99999"
     old.mkdir(parents=True)

@@ -8,6 +8,7 @@ and actions as arrays.
 import dataclasses
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,8 @@ class EnvConfig(Settings):
         1, low=1, doc="env steps an action is repeated for, rewards summed; high values act more coarsely"
     )
     render_observation: bool = setting(
-        False, doc="whether to observe the picture that the env renders instead of what it returns"
+        False,
+        doc="whether to observe the picture that the env renders (render_mode 'rgb_array') instead of what it returns",
     )
     gym_make_func: Callable[..., Any] | None = setting(
         None, doc="called instead of gymnasium.make, with the same arguments; workers import it by its name"
@@ -102,10 +104,12 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env
             importlib.import_module(module)
         except ImportError as error:
             raise EnvError(f"env {config.name!r} needs the module {module!r}: {error}") from error
-    if env_id.startswith("ALE/"):
-        _register_ale(env_id)
     make = config.gym_make_func or gymnasium.make
-    if config.gym_make_func is None and env_id not in gymnasium.registry:
+    is_unknown = config.gym_make_func is None and env_id not in gymnasium.registry
+    # What is unknown may be one of ALE's older ids, or near one.
+    if env_id.startswith("ALE/") or (is_unknown and importlib.util.find_spec("ale_py")):
+        _register_ale(env_id)
+    if is_unknown:
         _check_registered(env_id)
     arguments: dict[str, Any] = {**config.kwargs}
     if config.max_episode_steps is not None:
@@ -118,10 +122,10 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env
         arguments["render_mode"] = render_mode
     try:
         env = make(env_id, **arguments)
-        if config.render_observation:
-            env = gymnasium.wrappers.AddRenderObservation(env)
         if config.frameskip > 1:
             env = _FrameSkip(env, config.frameskip)
+        if config.render_observation:  # above the frameskip: only what is observed is drawn
+            env = gymnasium.wrappers.AddRenderObservation(env)
         for wrapper in config.gym_wrappers:
             env = wrapper(env)
     except gymnasium.error.DependencyNotInstalled as error:
@@ -270,6 +274,8 @@ def _register_ale(env_id: str) -> None:
         import ale_py
     except ImportError as error:
         raise MissingExtraError(f"env {env_id!r} needs Atari: pip install 'srl[atari]'") from error
+    # Its envs say no more than errors anyway, but only after the first of them has printed a banner.
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     gymnasium.register_envs(ale_py)
 
 

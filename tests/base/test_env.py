@@ -55,6 +55,12 @@ def test_a_missing_package_is_named() -> None:
         make_env(EnvConfig("test/Missing-v0", gym_make_func=needs_a_package))
 
 
+def test_atari_without_ale_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(MissingExtraError, match=r"'ALE/Pong-v5' needs Atari: pip install 'srl\[atari\]'"):
+        make_env(EnvConfig("ALE/Pong-v5"))
+
+
 def needs_a_package(name: str) -> Any:
     raise gymnasium.error.DependencyNotInstalled("box2d is not installed")
 
@@ -105,6 +111,33 @@ def test_frameskip_repeats_the_action_and_sums_rewards_until_the_end() -> None:
     assert (observation[2], reward, terminated) == (8, 2.0, True)
 
 
+def test_any_env_that_draws_can_be_observed_by_its_pictures() -> None:
+    env = make_env(EnvConfig("test/Clock-v0", render_observation=True))
+    assert env.observation_space == gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    assert [env.reset(seed=0)[0], *(env.step(0)[0] for _ in range(4))] == [
+        pytest.approx(np.full((8, 8, 3), step)) for step in range(5)
+    ]
+
+
+def test_only_observed_pictures_are_drawn() -> None:
+    env = make_env(EnvConfig("test/Clock-v0", render_observation=True, frameskip=2))
+    env.reset(seed=0)
+    clock: Any = env.unwrapped
+    before = clock.drawn
+    assert env.step(0)[0][0, 0, 0] == 2 and clock.drawn == before + 1
+
+
+def test_pictures_that_cannot_be_had_are_refused() -> None:
+    with pytest.raises(EnvError, match="observed by its pictures, so it cannot render 'human'"):
+        make_env(EnvConfig("test/Clock-v0", render_observation=True), "human")
+    with pytest.raises(EnvError, match="'unseen' could not be made"):
+        make_env(EnvConfig("unseen", gym_make_func=make_unseen, render_observation=True))
+
+
+def make_unseen(name: str, **kwargs: Any) -> Any:
+    return gymnasium.make("test/Clock-v0")
+
+
 def test_gym_make_func_takes_the_place_of_gymnasium_make() -> None:
     config = EnvConfig("anything", {"reward": 1.0}, gym_make_func=envs.make_script)
     env = make_env(config)
@@ -145,6 +178,7 @@ def test_json_round_trip() -> None:
         {"longest": 4},
         max_episode_steps=5,
         frameskip=2,
+        render_observation=True,
         gym_make_func=envs.make_script,
         gym_wrappers=[envs.halve_reward, gymnasium.wrappers.NormalizeReward],
     )

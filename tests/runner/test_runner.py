@@ -5,10 +5,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import envs  # noqa: F401  registers the envs
-import gymnasium
 import numpy as np
 import pytest
 import toy
@@ -264,33 +263,11 @@ def test_an_env_of_the_script_itself_is_refused_where_workers_need_it(monkeypatc
         make_runner().train_mp(max_train_count=1)
 
 
-class Clock(gymnasium.Env[np.ndarray, int]):
-    """Draws the number of its step, and ends after four."""
-
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
-    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        self.render_mode = render_mode
-        self.now = 0
-
-    def reset(self, **arguments: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        self.now = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.now += 1
-        return np.full(1, self.now, np.float32), 1.0, self.now == 4, False, {}
-
-    def render(self) -> np.ndarray:
-        return np.full((8, 8, 3), self.now, np.uint8)
-
-
-def test_the_last_picture_shows_the_end_of_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("observed", [False, True])
+def test_the_last_picture_shows_the_end_of_the_episode(monkeypatch: pytest.MonkeyPatch, observed: bool) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(render, "save_animation", lambda path, steps, fps: shown.extend(steps))
-    env = srl.EnvConfig("Clock-v0", gym_make_func=lambda name, **arguments: Clock(**arguments))
+    env = srl.EnvConfig("test/Clock-v0", render_observation=observed)
     make_runner(env=env).animation_save_gif("unused.gif")
     assert [int(step.frame[0, 0, 0]) for step in shown] == [0, 1, 2, 3, 4]
     assert [step.total_reward for step in shown] == [0, 1, 2, 3, 4]

@@ -52,32 +52,34 @@ class _AtariWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         meanings: list[str] = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
         self._fires = processor.fire_reset and meanings[_FIRE : _FIRE + 1] == ["FIRE"]
         self._lives = 0
-        self._is_over = True
+        self._goes_on = False  # a lost life ended the learner's episode, but not the game
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start a game, or go on with one whose life was lost."""
-        if seed is None and not self._is_over:
-            observation, info, self._is_over = self._press(_FIRE if self._fires else _NO_OP)
-        if seed is not None or self._is_over:
+        goes_on = self._goes_on and seed is None
+        if goes_on:
+            observation, info, is_over = self._press(_FIRE if self._fires else _NO_OP)
+            goes_on = not is_over
+        if not goes_on:
             observation, info = self._start(seed, options)
+        self._goes_on = False
         self._lives = int(info["lives"])
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the game; a lost life ends the learner's episode."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self._is_over = terminated or truncated
         lives = int(info["lives"])
-        if self._processor.episodic_life and lives < self._lives:
-            terminated = True
+        is_lost = self._processor.episodic_life and lives < self._lives
         self._lives = lives
+        self._goes_on = is_lost and not (terminated or truncated)
+        terminated = terminated or is_lost
         if self._processor.clip_reward:
             reward = float(np.sign(float(reward)))
         return observation, reward, terminated, truncated, info
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        self._is_over = False
         presses = []
         if self._processor.noop_max:
             presses = [_NO_OP] * int(self.np_random.integers(1, self._processor.noop_max + 1))

@@ -63,7 +63,8 @@ class ImageProcessor(Processor):
         if not is_image or len(shape) not in (2, 3) or (len(shape) == 3 and shape[2] not in (1, 3)):
             raise SpaceError(
                 "ImageProcessor needs uint8 images [height, width], [height, width, 1] or [height, width, 3], not "
-                f"{space}; remove it from config.processors for this env"
+                f"{space}; remove it from config.processors for this env, or add to EnvConfig.gym_wrappers what makes "
+                "such images of its observations"
             )
         height, width = shape[:2]
         if self.trimming is not None:

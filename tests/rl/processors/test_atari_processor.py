@@ -1,8 +1,9 @@
 """Atari games: the usual script, lives, no-op starts and clipping for learners, raw whole games for evaluation."""
 
+import subprocess
+import sys
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -135,9 +136,29 @@ def test_other_envs_are_refused() -> None:
         make_agent_env(EnvConfig("CartPole-v1"), dqn.Config(processors=[AtariProcessor()]))
 
 
-def test_an_unknown_game_is_refused_with_near_names() -> None:
-    with pytest.raises(EnvError, match="ALE/Pong-v5"):
-        srl.Runner("ALE/Pomg-v5", dqn.Config())
+@pytest.mark.parametrize("name", ["ALE/Pomg-v5", "Pong-v5"])
+def test_an_unknown_game_is_refused_with_near_names(name: str) -> None:
+    with pytest.raises(EnvError, match=r"did you mean .*ALE/Pong-v5"):
+        srl.Runner(name, dqn.Config())
+
+
+def test_games_start_in_silence_and_older_ids_are_known_without_being_registered_first() -> None:
+    code = "from srl.base.env import *; [make_env(EnvConfig(name)) for name in ('PongNoFrameskip-v4', 'ALE/Pong-v5')]"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "Stella" not in done.stderr
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_reset_in_the_middle_of_a_game_starts_a_new_one(training: bool) -> None:
+    env = agent_env(AtariProcessor(noop_max=0), training=training)
+    start, _ = env.reset(seed=0)
+    for _ in range(20):
+        env.step(2)
+    again, _ = env.reset()
+    np.testing.assert_array_equal(again, start)
+    game: Any = env.unwrapped
+    assert game.ale.getEpisodeFrameNumber() == 4, "one press of fire"
 
 
 def test_processors_survive_json() -> None:
@@ -145,23 +166,6 @@ def test_processors_survive_json() -> None:
     data = config.to_dict()
     data.pop("algorithm")
     assert dqn.Config.from_dict(data) == config
-
-
-def test_cartpole_can_be_seen_instead_of_measured() -> None:
-    pytest.importorskip("pygame")
-    runner = srl.Runner(EnvConfig("CartPole-v1", render_observation=True), dqn.Config(window_length=4), seed=0)
-    assert runner.spaces.observation.shape == (84, 84)
-    with pytest.raises(EnvError, match="observed by its pictures"):
-        make_agent_env(runner.env_config, runner.config, render_mode="human")
-
-
-def make_unseen(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
-    return gymnasium.make("CartPole-v1")
-
-
-def test_an_env_without_pictures_cannot_be_seen() -> None:
-    with pytest.raises(EnvError, match="could not be made"):
-        srl.Runner(EnvConfig("unseen", gym_make_func=make_unseen, render_observation=True), dqn.Config())
 
 
 def test_a_transition_of_pong_takes_little_of_the_wire() -> None:

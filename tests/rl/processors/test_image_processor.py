@@ -1,6 +1,7 @@
 """Pictures: grey, trim, resize in this order, on bytes; what is no picture is refused."""
 
 import itertools
+import sys
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,7 @@ import srl
 from srl.algorithms import dqn
 from srl.base.define import EnvObservationTypes
 from srl.base.env import EnvConfig, make_agent_env
-from srl.base.errors import ConfigError, SpaceError
+from srl.base.errors import ConfigError, MissingExtraError, SpaceError
 from srl.rl.processors.image_processor import ImageProcessor
 
 GRAY_2ch, GRAY_3ch, COLOR = EnvObservationTypes.GRAY_2ch, EnvObservationTypes.GRAY_3ch, EnvObservationTypes.COLOR
@@ -107,6 +108,19 @@ def test_impossible_settings_are_refused_at_once(change: dict[str, Any]) -> None
 def test_what_is_no_picture_of_bytes_is_refused(shown: np.ndarray) -> None:
     with pytest.raises(SpaceError, match="needs uint8 images"):
         ImageProcessor().wrap(Shown(shown))
+
+
+def test_float_pictures_are_told_how_to_become_bytes() -> None:
+    with pytest.raises(SpaceError, match=r"float32\); .*add to EnvConfig\.gym_wrappers what makes such images"):
+        ImageProcessor().wrap(Shown(np.zeros((8, 8, 3), np.float32)))
+
+
+def test_missing_opencv_names_the_extra_whoever_asked_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    env = EnvConfig("shown", gym_make_func=lambda *_: Shown(picture(210, 160, 3)))
+    for config in (dqn.Config(), dqn.Config(processors=[ImageProcessor()])):
+        with pytest.raises(MissingExtraError, match=r"OpenCV: pip install 'srl\[atari\]'"):
+            make_agent_env(env, config)
 
 
 @pytest.mark.parametrize(("enable_norm", "scale"), [(True, 1 / 255), (False, 1.0)])

@@ -5,12 +5,16 @@ Importing it registers `test/Counted-v0`; worker processes of the tests are allo
 
 import itertools
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+from srl.base.settings import setting
+from srl.rl.blocks import ImageLayers
 
 _numbers = itertools.count()
 
@@ -77,3 +81,13 @@ def unchanged(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 
 gymnasium.register("test/Counted-v0", Counted, disable_env_checker=True)
+
+
+@dataclass
+class Unchanged(ImageLayers):
+    """Image layers of a user's own that do nothing."""
+
+    channels: int = setting(1, low=1, doc="read by nobody")
+
+    def features(self, images: Any) -> Any:
+        return images

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import toy
-from counted_env import Counted, make_counted, unchanged
+from counted_env import Counted, Unchanged, make_counted, unchanged
 from envs import ShortLives
 
 import srl
@@ -36,7 +36,7 @@ from srl.runner.distribution import (
 )
 from srl.runner.distribution.broker import Broker, Lease, LeaseLostError, Position, TaskDefinition
 from srl.runner.distribution.embedded import EmbeddedBroker
-from srl.runner.distribution.wire import Experience, decode_experience, encode_experience, encode_tree
+from srl.runner.distribution.wire import PROTOCOL_VERSION, Experience, decode_experience, encode_experience, encode_tree
 from srl.runner.plugins import config_from_dict, load_plugins
 from srl.runner.run_config import RunConfig
 
@@ -349,7 +349,7 @@ def test_a_message_that_cannot_be_read_is_reported_and_the_run_goes_on(server: E
         assert env_steps(manager) == 8
         events = broker.events(manager.task)
         assert len(events) == 1
-        assert re.search("refused.*version 99.*version 1", events[0].message)
+        assert re.search(rf"refused.*version 99.*version {PROTOCOL_VERSION}\b", events[0].message)
         until(lambda: broker.history(manager.task)[-1].get("messages_refused") == 2)
 
 
@@ -461,11 +461,13 @@ def test_a_slow_start_keeps_the_lease(server: EmbeddedBroker, broker: Broker, mo
 def test_every_setting_arrives_unchanged(server: EmbeddedBroker, broker: Broker) -> None:
     config = changed(dqn.Config())
     config.processors = [ShortLives(steps=7)]
+    config.image_block.set_custom(Unchanged(channels=3))
     env_config = EnvConfig(
         "test/Counted-v0",
         kwargs={"size": 3, "reward": 0.5},
         max_episode_steps=9,
         frameskip=2,
+        render_observation=True,
         gym_make_func=make_counted,
         gym_wrappers=[unchanged],
     )
@@ -503,9 +505,9 @@ def changed(settings: Any) -> Any:
         elif isinstance(value, tuple):
             candidates = [(16, 8)]
         elif value is None:
-            candidates = [2.5]
+            candidates = [2.5, 7]
         elif isinstance(value, str):
-            candidates = ["linear", "rank", "dueling", "tanh"]
+            candidates = ["linear", "rank", "dueling", "r2d3", "tanh", "bfloat16"]
         else:
             continue
         for candidate in candidates:
@@ -537,8 +539,8 @@ def test_another_protocol_is_refused_by_workers_and_client_with_both_versions(
         events = broker.events(task)
         assert {event.worker.partition(" ")[0] for event in events} == {"trainer", "actor"}
         for event in events:
-            assert re.search("protocol version 99.* version 1;.*same SRL version", event.message)
-        with pytest.raises(ProtocolError, match=r"version 99.* version 1\b"):
+            assert re.search(rf"protocol version 99.* version {PROTOCOL_VERSION};.*same SRL version", event.message)
+        with pytest.raises(ProtocolError, match=rf"version 99.* version {PROTOCOL_VERSION}\b"):
             TaskManager(server.parameters, task).train_wait(progress=False)
         assert broker.task_fields(task)["state"] == "waiting"  # others may speak it
         assert start(server.parameters, max_train_count=5).train_wait(progress=False, timeout=20).state == "done"
