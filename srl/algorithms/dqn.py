@@ -135,7 +135,7 @@ class Config(RLConfig, algorithm="dqn"):
         check_fits(spaces, self.memory, n_step=n_step, segment_length=steps, directory=directory)
         memory_bytes = required_bytes(spaces, self.memory, n_step=n_step, segment_length=steps)
         frames = (steps + 1) / (steps + 1 - overlap(spaces.window_length, n_step))  # sent for each transition
-        network = make_network(self, spaces, learning=True)
+        network = make_network(self, spaces, learning=False)  # which leaves the accelerator to the trainer
         parameters = jax.eval_shape(lambda: networks.first_parameters(network, spaces, seed=0))
         # Parameters, target, Adam's two moments, and the gradient; the batches of one dispatch.
         network_bytes = 5 * sum(4 * leaf.size for leaf in jax.tree.leaves(parameters))

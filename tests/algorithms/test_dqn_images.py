@@ -1,5 +1,8 @@
 """DQN on images: which observations get image layers, and that learners and actors compute the same with them."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,6 +174,18 @@ def test_a_config_says_what_it_needs() -> None:
     assert 36 * 40 < wire_bytes < 36 * 40 * 1.2
     parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(config.make_learner(IMAGES, 0).parameters))
     assert device_megabytes == round((5 * parameters + 4 * 2 * BATCH * 2 * 36 * 40) / 1e6)
+
+
+def test_saying_what_is_needed_leaves_the_accelerator_to_the_trainer() -> None:
+    script = (
+        "from srl.algorithms import dqn\n"
+        "from srl.base.spaces import *\n"
+        "spaces = Spaces(ObservationSpec((84, 84), 'uint8'), DiscreteActions(4))\n"
+        "print(dqn.Config().preflight(spaces, None))\n"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "no_such_platform"}  # asking for any device would fail
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.stdout.startswith("needs "), done.stderr
 
 
 @pytest.mark.parametrize("train", ["train", "train_mp"])
