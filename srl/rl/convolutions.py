@@ -19,6 +19,8 @@ Form: TypeAlias = Literal["direct", "product"]
 """How a convolution is computed: by XLA's own operation, or as a matrix product, whose gradients are several times as
 fast on a CPU."""
 
+_FEW_CHANNELS = 32  # up to here XLA's own operation is faster on a CPU than the product, though its gradients are not
+
 
 def convolve(images: jax.Array, kernel: jax.Array, stride: int, form: Form) -> jax.Array:
     """Return the convolution without padding (VALID) of images `[N, H, W, C]` with a kernel `[K, K, C, F]`.
@@ -31,7 +33,7 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int, form: Form) -> j
         )
     if stride > 1:
         images, kernel = _blocks_to_channels(images, kernel, stride)
-    return _by_rows(images, kernel)
+    return _with_gradients_by_rows(images, kernel) if images.shape[-1] <= _FEW_CHANNELS else _by_rows(images, kernel)
 
 
 def _blocks_to_channels(images: jax.Array, kernel: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
@@ -65,6 +67,26 @@ def _by_rows(images: jax.Array, kernel: jax.Array) -> jax.Array:
     products = (strips.reshape(-1, size * channels) @ weights).reshape(count, height, columns, size * features)
     parts = (products[:, i : i + rows, :, i * features : (i + 1) * features] for i in range(size))
     return functools.reduce(jnp.add, parts)
+
+
+@jax.custom_vjp
+def _with_gradients_by_rows(images: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Convolve by XLA's own operation; gradients are those of the product."""
+    return convolve(images, kernel, 1, "direct")
+
+
+def _forward(images: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return convolve(images, kernel, 1, "direct"), (images, kernel)
+
+
+def _backward(inputs: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # The product itself is not used, so the compiler leaves it out.
+    _, gradients = jax.vjp(_by_rows, *inputs)
+    for_images, for_kernel = gradients(gradient)
+    return for_images, for_kernel
+
+
+_with_gradients_by_rows.defvjp(_forward, _backward)
 
 
 class Convolution(nn.Module):
@@ -155,18 +177,50 @@ def image_layers(block: ImageBlock, form: Form) -> NatureConvolutions | Residual
 def max_pool(images: jax.Array) -> jax.Array:
     """Return the maxima of 3 x 3 windows at every second pixel, padded (SAME), of `[N, H, W, C]`.
 
-    As maxima of slices, first of rows and then of columns: the gradient of XLA's own pooling is slow on CPUs.
+    Rows first, then columns, with a gradient of its own: that of XLA's pooling is slow on CPUs.
     """
-    for axis in (1, 2):
-        length = images.shape[axis]
-        outputs = -(-length // 2)
-        total = max(2 * (outputs - 1) + 3 - length, 0)
-        padding = [(0, 0)] * 4
-        padding[axis] = (total // 2, total - total // 2)
-        padded = jnp.pad(images, padding, constant_values=-jnp.inf)
-        slices = [jax.lax.slice_in_dim(padded, i, i + 2 * outputs - 1, 2, axis) for i in range(3)]
-        images = functools.reduce(jnp.maximum, slices)
-    return images
+    return _halve(_halve(images, 1), 2)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _halve(images: jax.Array, axis: int) -> jax.Array:
+    """Return the maxima of three neighbours at every second place of an axis, padded (SAME)."""
+    return functools.reduce(jnp.maximum, _neighbours(images, axis))
+
+
+def _halve_forward(images: jax.Array, axis: int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    maxima = _halve(images, axis)
+    return maxima, (images, maxima)
+
+
+def _halve_backward(axis: int, saved: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array]:
+    """Give each gradient to the first of the three that is the maximum."""
+    images, maxima = saved
+    length, outputs = images.shape[axis], maxima.shape[axis]
+    first, second, _ = _neighbours(images, axis)
+    to_first = jnp.where(first == maxima, gradient, 0)
+    to_second = jnp.where((first < maxima) & (second == maxima), gradient, 0)
+    to_third = jnp.where((first < maxima) & (second < maxima), gradient, 0)
+    # A third neighbour is the next one's first. Both kinds of places in turn are the padded axis.
+    even = _pad(to_first, axis, 0, 1, 0.0) + _pad(to_third, axis, 1, 0, 0.0)
+    odd = _pad(to_second, axis, 0, 1, 0.0)
+    padded = jnp.stack([even, odd], axis + 1).reshape(*even.shape[:axis], 2 * (outputs + 1), *even.shape[axis + 1 :])
+    return (jax.lax.slice_in_dim(padded, length % 2, length % 2 + length, 1, axis),)
+
+
+_halve.defvjp(_halve_forward, _halve_backward)
+
+
+def _neighbours(images: jax.Array, axis: int) -> list[jax.Array]:
+    length = images.shape[axis]
+    outputs, before = -(-length // 2), length % 2
+    padded = _pad(images, axis, before, 2 * outputs + 1 - length - before, -jnp.inf)
+    return [jax.lax.slice_in_dim(padded, i, i + 2 * outputs - 1, 2, axis) for i in range(3)]
+
+
+def _pad(images: jax.Array, axis: int, before: int, after: int, value: float) -> jax.Array:
+    widths = [(before, after) if dimension == axis else (0, 0) for dimension in range(images.ndim)]
+    return jnp.pad(images, widths, constant_values=value)
 
 
 def _activation(name: str) -> Callable[[Any], jax.Array]:

@@ -1,7 +1,8 @@
 """Atari lanes stepped by ALE's own vector env, whose threads use every core of the machine.
 
 `make_lanes` takes them where nothing but frames is processed and games have no randomness of their own. What an agent
-acts on or bootstraps from is the same as without them, to the byte.
+acts on or bootstraps from is the same as without them, to the byte; only a game's limit of frames, where it falls into
+the middle of a step, is looked at after that step.
 """
 
 import os
@@ -62,8 +63,8 @@ class AtariLanes(VectorEnv[Any, Any, Any]):
         self._rewards, self._lengths = np.zeros(count), np.zeros(count, np.int64)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start all games; they are always the same, so that `seed` changes nothing."""
-        frames, _ = self._games.reset()
+        """Start all games; `seed`, one a lane, says only that consoles are switched on anew, as single envs do then."""
+        frames, _ = self._games.reset(seed=None if seed is None else np.asarray(seed))
         self._process(frames, range(self.num_envs))
         self._rewards[:], self._lengths[:] = 0, 0
         return self._frames.copy(), {}

@@ -11,7 +11,7 @@ from srl.rl.convolutions import convolve, image_layers, max_pool
 
 @pytest.mark.parametrize(
     ("height", "width", "channels", "size", "stride"),
-    [(84, 84, 4, 8, 4), (20, 20, 32, 4, 2), (9, 9, 64, 3, 1), (37, 50, 2, 8, 4), (13, 10, 3, 4, 2), (3, 3, 1, 3, 1)],
+    [(84, 84, 4, 8, 4), (20, 20, 32, 4, 2), (9, 9, 64, 3, 1), (37, 50, 2, 8, 4), (13, 10, 3, 4, 2), (9, 8, 16, 3, 1)],
 )
 def test_the_product_form_equals_the_direct_one_with_its_gradients(
     height: int, width: int, channels: int, size: int, stride: int
@@ -50,6 +50,14 @@ def test_max_pool_equals_reduce_window(height: int, width: int) -> None:
         jax.grad(lambda images, pool=pool: (pool(images) ** 2).sum())(images) for pool in (max_pool, reference)
     ]
     np.testing.assert_allclose(*gradients, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("height", "width"), [(6, 8), (7, 5), (1, 2)])
+def test_the_gradient_of_equal_maxima_goes_to_one_of_them(height: int, width: int) -> None:
+    images = jnp.ones((1, height, width, 1))
+    gradient = jax.grad(lambda images: max_pool(images).sum())(images)
+    assert gradient.sum() == max_pool(images).size
+    np.testing.assert_array_equal(gradient, np.round(gradient))
 
 
 @pytest.mark.parametrize(("kind", "features"), [("dqn", (7, 7, 64)), ("r2d3", (11, 11, 32))])

@@ -1,7 +1,7 @@
 """An actor serving one task: the playing loop, and a link thread that talks to the broker.
 
-The playing loop hands whole messages to the link and picks up newer parameters from it, so env steps and
-the network overlap; when the backlog at the broker is full, the loop waits.
+The playing loop hands whole messages to the link and picks up newer parameters from it, so env steps overlap
+with compression and the network; when the backlog at the broker is full, the loop waits.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from srl.base.segment import Segment
 from srl.runner.actor import Actor, Produced
 from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, Lease, Reply, TaskDefinition, persist
 from srl.runner.distribution.trainer_server import BEAT_S, Rates
-from srl.runner.distribution.wire import Experience, decode_tree, encode_experience
+from srl.runner.distribution.wire import Experience, decode_tree, encode_experience, unpacked_bytes
 from srl.runner.evaluate import Evaluator
 from srl.runner.lanes import make_lanes
 from srl.runner.plugins import config_from_dict
@@ -117,7 +117,7 @@ class ActorLink:
         self._over = threading.Event()  # the thread has ended
         self._closing = threading.Event()  # nothing more will be added
         self._failure: BaseException | None = None
-        self._messages: queue.Queue[tuple[bytes, int]] = queue.Queue(maxsize=1)
+        self._messages: queue.Queue[Experience] = queue.Queue(maxsize=1)
         self._evaluations: queue.SimpleQueue[tuple[Evaluation, float]] = queue.SimpleQueue()
         self._pending = Produced()
         self._pending_transitions = 0
@@ -198,7 +198,7 @@ class ActorLink:
             except queue.Full:
                 continue
 
-    def _take_message(self) -> tuple[bytes, int]:
+    def _take_message(self) -> Experience:
         pending, self._pending = self._pending, Produced()
         self._pending_transitions = 0
         experience = Experience(
@@ -210,7 +210,7 @@ class ActorLink:
             episode_lengths=pending.episode_lengths,
         )
         self._sequence += 1
-        return encode_experience(experience), pending.env_steps
+        return experience
 
     # --- the link's thread ---------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class ActorLink:
             self._beat()
             while not (self._closing.is_set() and self._messages.empty()):
                 with contextlib.suppress(queue.Empty):
-                    self._send(*self._messages.get(timeout=POLL_S))
+                    self._send(self._messages.get(timeout=POLL_S))
                 if time.monotonic() - self._beat_at_s >= BEAT_S:
                     self._beat()
                 elif self.newest is None or self._env_steps - self._looked_at_step >= LOOK_STEPS:
@@ -231,22 +231,23 @@ class ActorLink:
         finally:
             self._over.set()
 
-    def _send(self, message: bytes, env_steps: int) -> None:
+    def _send(self, experience: Experience) -> None:
+        message = encode_experience(experience)
         pause_s, longest_s = FULL_S
         while (reply := self._ask(lambda: self._broker.send(self._lease, message))) is not None:
             self._note(reply)
             if reply.sent:
-                self._steps_sent += env_steps
+                self._steps_sent += experience.env_steps
                 return
             self._waiting_for = "the trainer: the backlog is full"
-            while reply is not None and len(message) > reply.room and not self._late():
+            while reply is not None and unpacked_bytes(message) > reply.room and not self._late():
                 self._over.wait(pause_s)  # which only this thread sets
                 pause_s = min(2 * pause_s, longest_s)
                 reply = self._beat()
             self._waiting_for = ""
             if reply is None or self._late():
                 break
-        logger.warning("%s: %d env steps could not be sent and are lost", self._lease.worker, env_steps)
+        logger.warning("%s: %d env steps could not be sent and are lost", self._lease.worker, experience.env_steps)
 
     def _late(self) -> bool:
         """Whether an actor that ends has tried for long enough."""

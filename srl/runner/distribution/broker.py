@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from srl.base.errors import BrokerError, BrokerUnreachableError, ProtocolError
 from srl.runner.distribution.parameters import RedisParameters
-from srl.runner.distribution.wire import PROTOCOL_VERSION
+from srl.runner.distribution.wire import PROTOCOL_VERSION, unpacked_bytes
 
 if TYPE_CHECKING:
     import redis
@@ -158,9 +158,9 @@ _BEAT = _FENCE + "redis.call('HSET', KEYS[2], ARGV[3], now_ms() .. ' ' .. ARGV[4
 _SEND = (
     _FENCE
     + """
-if #ARGV[3] <= room then
+if tonumber(ARGV[4]) <= room then
   redis.call('XADD', KEYS[2], '*', 'd', ARGV[3])
-  redis.call('HINCRBY', KEYS[1], 'sent_bytes', #ARGV[3])
+  redis.call('HINCRBY', KEYS[1], 'sent_bytes', ARGV[4])
   sent = 1
 end
 """
@@ -247,7 +247,7 @@ class Reply:
 
     Attributes:
         train_count: the run's clock. version: of the newest parameters.
-        room: bytes of the largest message that the backlog took before this call.
+        room: bytes of the largest message that the backlog took before this call, unpacked.
         sent: whether a message was taken; a full backlog refuses it.
     """
 
@@ -273,7 +273,7 @@ class Position:
 
     Attributes:
         last: id of the last message.
-        received_bytes: of all messages so far.
+        received_bytes: of all messages so far, unpacked.
         sequences: newest sequence number by actor, of those that changed.
     """
 
@@ -472,9 +472,10 @@ class Broker:
     def send(self, lease: Lease, message: bytes) -> Reply:
         """Add an experience message to the backlog, unless that is full (`Reply.sent`).
 
-        An empty backlog takes any message, so that one above the limit is not stuck for ever.
+        It counts what messages hold, whatever compression saves. An empty backlog takes any message, so that one
+        above the limit is not stuck for ever.
         """
-        return self._fenced(_SEND, lease, "experience", [message])
+        return self._fenced(_SEND, lease, "experience", [message, unpacked_bytes(message)])
 
     def receive(self, task: str, after: str, count: int, block_ms: int) -> list[tuple[str, bytes]]:
         """Return (id, message) of what came after an id; waits up to `block_ms` for the first.

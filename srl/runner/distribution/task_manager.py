@@ -210,9 +210,9 @@ def create_task(
         start_train_count=start,
         start_env_steps=start_env_steps,
     )
-    # Enough for every actor to have a few messages under way, and little enough to stay fresh.
-    steps = max(MESSAGE_STEPS, run_config.num_envs * rl_config.steps_per_segment(spaces))
-    message_bytes = steps * (spaces.observation.nbytes + 16)
+    # Room for a whole message of every actor, unpacked, and little enough to stay fresh.
+    frames = max(MESSAGE_STEPS, run_config.num_envs * (rl_config.steps_per_segment(spaces) + 1))
+    message_bytes = frames * (spaces.observation.nbytes + 16)
     broker = Broker(redis_params)
     limit = BACKLOG_MESSAGES * run_config.actor_num * message_bytes
     task = once(lambda: broker.create_task(redis_params.task_name, definition, limit, checkpoint), broker)

@@ -20,7 +20,7 @@ from srl.base.algorithm import Tree
 from srl.base.errors import ProtocolError
 from srl.base.spaces import Spaces
 from srl.runner.distribution.broker import Broker, Committed, Lease, Position, TaskDefinition, persist
-from srl.runner.distribution.wire import Experience, decode_experience, decode_tree, encode_tree
+from srl.runner.distribution.wire import Experience, decode_experience, decode_tree, encode_tree, unpacked_bytes
 from srl.runner.plugins import config_from_dict
 from srl.runner.run_config import RunConfig
 from srl.runner.status import TrainerStatus
@@ -238,7 +238,7 @@ class TrainerSession:
         segments = [segment for experience in arrived for segment in experience.segments]
         self._trainer.insert(segments)
         rewards = [reward for experience in arrived for reward in experience.episode_rewards]
-        received_bytes = self._position.received_bytes + sum(len(message) for _, message in messages)
+        received_bytes = self._position.received_bytes + sum(unpacked_bytes(message) for _, message in messages)
         with self._counting:
             self._sequences |= fresh
             self._env_steps += sum(experience.env_steps for experience in arrived)

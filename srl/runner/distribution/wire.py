@@ -3,10 +3,10 @@
 The broker layer encodes experience and parameter trees with this and decodes what others sent. Decoding
 trusts nothing: every size is checked before anything is allocated, and all that is wrong is a `ProtocolError`.
 
-A message, little-endian: magic (4 bytes), protocol version (2), kind (2), header length (4), CRC-32 of all
-other bytes (4), the header (msgpack), zeros up to a multiple of 8, then arrays, each column starting at a
-multiple of 8. Columns of large frames are Zstandard frames where that is shorter: pictures that follow each
-other differ little.
+A message, little-endian: magic (4 bytes), protocol version (2), kind (2), bytes that it would have without
+compression (8), header length (4), CRC-32 of all other bytes (4), the header (msgpack), zeros up to a multiple
+of 8, then arrays, each column starting at a multiple of 8. Columns of large frames are Zstandard frames where
+that is shorter: pictures that follow each other differ little.
 """
 
 import itertools
@@ -30,7 +30,7 @@ PROTOCOL_VERSION = 2
 """Goes up with every change that an older reader would misread."""
 
 MAX_MESSAGE_BYTES = 512 * 2**20
-"""The largest value that a Redis server takes."""
+"""The largest value that a Redis server takes; and the most that a message may hold when it is unpacked."""
 MAX_RANK = 8
 MAX_DEPTH = 32
 MAX_NAME_LENGTH = 256
@@ -42,7 +42,7 @@ MAX_ITEMS = 2**16
 Scalar: TypeAlias = str | int | float | bool | None
 
 _MAGIC = b"SRL\xa7"
-_PREFIX = struct.Struct("<4sHHI")
+_PREFIX = struct.Struct("<4sHHQI")
 _CHECKSUM = struct.Struct("<I")
 _BODY = _PREFIX.size + _CHECKSUM.size
 _ALIGNMENT = 8
@@ -248,6 +248,17 @@ def decode_tree(data: bytes | memoryview) -> tuple[dict[str, Any], dict[str, Any
     return tree, header.metadata
 
 
+def unpacked_bytes(message: bytes) -> int:
+    """Return the bytes that a message has without compression; what is no message has its own length.
+
+    The backlog counts these: how much play waits there must not depend on how well its pictures compress.
+    """
+    if len(message) < _BODY or not message.startswith(_MAGIC):
+        return len(message)
+    size: int = _PREFIX.unpack_from(message)[3]
+    return size if len(message) <= size <= MAX_MESSAGE_BYTES else len(message)
+
+
 def _segment_key(segment: Segment) -> tuple[Any, ...]:
     frames, actions = segment.frames, segment.actions
     extras = tuple((name, array.dtype, array.shape[1:]) for name, array in segment.extras.items())
@@ -315,6 +326,7 @@ class _Body:
     def __init__(self) -> None:
         self.parts: list[Any] = []
         self.size = 0
+        self.saved = 0  # bytes that compression saved
 
     def column(self, what: str, arrays: list[np.ndarray]) -> _Layout:
         """Append arrays that differ in their first dimension only."""
@@ -333,6 +345,7 @@ class _Body:
             compressed = zstandard.ZstdCompressor(level=1).compress(raw.data)
             if len(compressed) < raw.nbytes:
                 self._append(_Layout("uint8", ()), [np.frombuffer(compressed, np.uint8)])
+                self.saved += raw.nbytes - len(compressed)
                 return layout, len(compressed)
         self._append(layout, arrays)
         return layout, 0
@@ -365,14 +378,18 @@ class _Body:
 class _Arrays:
     """The arrays of a message that is being read, in the order they were written."""
 
-    def __init__(self, data: bytes | memoryview, offset: int) -> None:
+    def __init__(self, data: bytes | memoryview, offset: int, saved: int) -> None:
         self._data = data
         self._offset = offset + -offset % _ALIGNMENT
+        self._saved = saved  # bytes that the columns still to come may be larger unpacked
 
     def split(self, layout: _Layout, counts: list[int], compressed_bytes: int = 0) -> list[np.ndarray]:
         """Take a column and return one view for each count of rows."""
         shape = (sum(counts), *layout.shape)
         if compressed_bytes:
+            self._saved -= _checked_bytes(layout.dtype, shape) - compressed_bytes
+            if self._saved < 0:
+                raise ProtocolError("the message has more in compressed frames than it announces")
             column = _decompress(self.take("uint8", (compressed_bytes,)), layout.dtype, shape)
         else:
             column = self.take(layout.dtype, shape)
@@ -392,6 +409,8 @@ class _Arrays:
         """Check that nothing is left over."""
         if self._offset != len(self._data):
             raise ProtocolError(f"the message has {len(self._data)} bytes, but its arrays end at {self._offset}")
+        if self._saved:
+            raise ProtocolError(f"the message has {self._saved} bytes less in compressed frames than it announces")
 
 
 def _checked_bytes(dtype_name: str, shape: tuple[int, ...]) -> int:
@@ -437,10 +456,10 @@ def _message(kind: int, header: msgspec.Struct, decoder: "msgspec.msgpack.Decode
     except (msgspec.MsgspecError, OverflowError, TypeError, UnicodeEncodeError) as error:
         raise ProtocolError(f"the message cannot be written: {error}") from error
     padding = -(_BODY + len(encoded)) % _ALIGNMENT
-    size = _BODY + len(encoded) + padding + body.size
+    size = _BODY + len(encoded) + padding + body.size + body.saved
     if size > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"a message of {size} bytes is above the limit of {MAX_MESSAGE_BYTES}; send less at once")
-    prefix = _PREFIX.pack(_MAGIC, PROTOCOL_VERSION, kind, len(encoded))
+    prefix = _PREFIX.pack(_MAGIC, PROTOCOL_VERSION, kind, size, len(encoded))
     checksum = zlib.crc32(prefix)
     parts = [encoded, bytes(padding), *body.parts]
     for part in parts:
@@ -452,7 +471,7 @@ def _open(data: bytes | memoryview, kind: int, decoder: "msgspec.msgpack.Decoder
     """Check a message's frame and header."""
     if not _BODY <= len(data) <= MAX_MESSAGE_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes: it was cut short or is no message of SRL")
-    magic, version, found, length = _PREFIX.unpack_from(data)
+    magic, version, found, size, length = _PREFIX.unpack_from(data)
     if magic != _MAGIC:
         raise ProtocolError("not a message of SRL: something else writes to this broker's keys")
     if version != PROTOCOL_VERSION:
@@ -465,10 +484,12 @@ def _open(data: bytes | memoryview, kind: int, decoder: "msgspec.msgpack.Decoder
         raise ProtocolError("the message is damaged: its checksum does not fit its contents")
     if found != kind:
         raise ProtocolError(f"the message is {_KINDS.get(found, f'of kind {found}')}, not {_KINDS[kind]}")
+    if not len(data) <= size <= MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a message of {len(data)} bytes announces {size}; at most {MAX_MESSAGE_BYTES} are taken")
     if length > len(data) - _BODY:
         raise ProtocolError(f"the message ends inside its header of {length} bytes")
     try:
         header = decoder.decode(view[_BODY : _BODY + length])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProtocolError(f"the message's header is wrong: {error}") from error
-    return header, _Arrays(data, _BODY + length)
+    return header, _Arrays(data, _BODY + length, size - len(data))

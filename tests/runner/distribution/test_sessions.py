@@ -392,6 +392,33 @@ def test_a_full_backlog_holds_an_actor_until_there_is_room(server: EmbeddedBroke
     assert sequences == list(range(len(sequences)))
 
 
+def test_a_backlog_is_as_short_for_frames_that_compress_well(server: EmbeddedBroker, broker: Broker) -> None:
+    runner = make_runner(size=512)
+    manager = start(server.parameters, runner)
+    parameters = encode_tree(runner.learner.parameters, {"train_count": 1})
+    broker.commit(acquire(broker, manager.task, "trainer"), train_count=1, progress={}, parameters=(1, parameters))
+    with working(server.parameters, "actor"):
+        until(lambda: "backlog is full" in str(manager.get_status().actors))
+        waiting = [data for _, data in receive(broker, manager.task)]
+        limit = manager.get_status().backlog_limit_bytes
+        broker.finish(manager.task, "cancelled")
+    assert sum(len(data) for data in waiting) < limit / 10
+    assert 0 < sum(decode_experience(data).env_steps for data in waiting) < limit / (512 * 4)
+
+
+def test_a_memory_that_does_not_fit_the_trainer_is_an_error_at_the_client(
+    server: EmbeddedBroker, broker: Broker
+) -> None:
+    config = dqn.Config()
+    config.memory.capacity = 10**12
+    manager = start(server.parameters, srl.Runner(EnvConfig("test/Counted-v0"), config))
+    with (
+        working(server.parameters, "trainer"),
+        pytest.raises(WorkerError, match=r"(?s)trainer.*needs .* of memory, but .* lower memory\.capacity"),
+    ):
+        manager.train_wait(progress=False, timeout=20)
+
+
 def test_an_actor_that_stops_before_a_full_backlog_says_what_is_lost(
     server: EmbeddedBroker, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

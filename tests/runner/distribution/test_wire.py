@@ -20,6 +20,7 @@ from srl.runner.distribution.wire import (
     decode_tree,
     encode_experience,
     encode_tree,
+    unpacked_bytes,
 )
 
 quick = settings(max_examples=40, deadline=None)
@@ -226,10 +227,13 @@ def test_any_bytes_are_refused(data):
             decode(data)
 
 
-def forged(kind: int, header: bytes, body: bytes = b"") -> bytes:
-    """Return a message whose frame is right, as somebody with the password could write it."""
-    prefix = struct.pack("<4sHHI", b"SRL\xa7", PROTOCOL_VERSION, kind, len(header))
-    rest = header + bytes(-(16 + len(header)) % 8) + body
+def forged(kind: int, header: bytes, body: bytes = b"", saved: int = 0) -> bytes:
+    """Return a message whose frame is right, as somebody with the password could write it.
+
+    It announces `saved` bytes more than it has.
+    """
+    rest = header + bytes(-(24 + len(header)) % 8) + body
+    prefix = struct.pack("<4sHHQI", b"SRL\xa7", PROTOCOL_VERSION, kind, 24 + len(rest) + saved, len(header))
     return prefix + struct.pack("<I", zlib.crc32(rest, zlib.crc32(prefix))) + rest
 
 
@@ -414,12 +418,13 @@ def test_small_frames_and_noise_are_sent_as_they_are():
         assert frames.tobytes() in sent(frames)
 
 
-def compressed_message(stream, frames=9):
+def compressed_message(stream, frames=9, blocks=1, announced=1):
     values = [frames, 2, 0, 0, 0, 0, 0]
     block = [["uint8", [40, 40]], len(stream), ["int32", []], False, {}, [values]]
     padded = stream + bytes(-len(stream) % 8)
     body = padded + bytes(4 * (frames - 1)) * 2
-    return forged(1, msgspec.msgpack.encode(["a", 1, 1, [], [], [block]]), body)
+    saved = announced * max(frames * 40 * 40 - len(stream), 0)
+    return forged(1, msgspec.msgpack.encode(["a", 1, 1, [], [], [block] * blocks]), body * blocks, saved)
 
 
 def test_forged_compressed_frames_are_refused():
@@ -440,9 +445,27 @@ def test_forged_compressed_frames_are_refused():
             decode_experience(compressed_message(wrong))
 
 
-def test_frames_that_would_be_too_large_decompressed_are_refused(monkeypatch):
+def test_compressed_frames_hold_together_what_the_message_announces():
+    stream = zstandard.compress(pictures().tobytes())
+    received = decode_experience(compressed_message(stream, blocks=3, announced=3)).segments
+    assert len(received) == 3
+    for announced, says in [(2, "more in compressed frames"), (4, "less in compressed frames"), (10**6, "at most")]:
+        with pytest.raises(ProtocolError, match=says):
+            decode_experience(compressed_message(stream, blocks=3, announced=announced))
+
+
+def test_a_message_tells_its_size_without_compression():
+    frames = pictures()
+    assert 0 < unpacked_bytes(sent(frames)) - (frames.nbytes + 8 * 8) < 200
+    for message in (*(data for data, _ in MESSAGES), b"no message", b"SRL\xa7", sent(frames)[:4] + bytes(40)):
+        assert unpacked_bytes(message) == len(message)
+
+
+def test_frames_that_would_be_too_large_decompressed_are_refused_at_both_ends(monkeypatch):
     data = sent(pictures())
     monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 4096)
     assert len(data) < 4096
     with pytest.raises(ProtocolError, match="above the limit"):
+        sent(pictures())
+    with pytest.raises(ProtocolError, match="at most 4096"):
         decode_experience(data)
