@@ -28,12 +28,16 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int, form: Form) -> j
     `product` needs a kernel size that is a multiple of the stride.
     """
     if form == "direct":
-        return jax.lax.conv_general_dilated(
-            images, kernel, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        return _directly(images, kernel, stride)
     if stride > 1:
         images, kernel = _blocks_to_channels(images, kernel, stride)
     return _with_gradients_by_rows(images, kernel) if images.shape[-1] <= _FEW_CHANNELS else _by_rows(images, kernel)
+
+
+def _directly(images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    return jax.lax.conv_general_dilated(
+        images, kernel, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
 def _blocks_to_channels(images: jax.Array, kernel: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
@@ -72,11 +76,11 @@ def _by_rows(images: jax.Array, kernel: jax.Array) -> jax.Array:
 @jax.custom_vjp
 def _with_gradients_by_rows(images: jax.Array, kernel: jax.Array) -> jax.Array:
     """Convolve by XLA's own operation; gradients are those of the product."""
-    return convolve(images, kernel, 1, "direct")
+    return _directly(images, kernel, 1)
 
 
 def _forward(images: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return convolve(images, kernel, 1, "direct"), (images, kernel)
+    return _directly(images, kernel, 1), (images, kernel)
 
 
 def _backward(inputs: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
