@@ -18,15 +18,15 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.speed import LANES, make_actor, rate
+
 TORCH = Path(__file__).parent / "peers" / "torch_image_update.py"
 STABLE_BASELINES3 = Path(__file__).parent / "peers" / "stable_baselines3_pong.py"
-LANES = 8
 
 
 def main() -> None:
@@ -85,10 +85,7 @@ def updates(arguments: argparse.Namespace) -> None:
         trainer.insert([Segment(frames, actions, rewards, End.TRUNCATED, 0, 0, sequence, 0)])
     for _ in range(2):
         trainer.learn(trainer.dispatch)
-    before, started_s = trainer.train_count, time.perf_counter()
-    while time.perf_counter() - started_s < arguments.seconds:
-        trainer.learn(trainer.dispatch)
-    print((trainer.train_count - before) / (time.perf_counter() - started_s))
+    print(rate(lambda: trainer.learn(trainer.dispatch), trainer.dispatch, arguments.seconds))
 
 
 def actor(arguments: argparse.Namespace) -> None:
@@ -108,33 +105,22 @@ def steps(arguments: argparse.Namespace) -> None:
     import srl
     from srl.algorithms import dqn
     from srl.rl.processors.image_processor import ImageProcessor
-    from srl.runner.actor import Actor
     from srl.runner.distribution.wire import Experience, encode_experience
-    from srl.runner.lanes import make_lanes
 
     env = srl.EnvConfig("ALE/Pong-v5", kwargs={"frameskip": 7, "repeat_action_probability": 0})
     config = dqn.Config(window_length=4, processors=[ImageProcessor(resize=(84, 84))])
     config.memory.set_proportional_memory()
-    lanes = make_lanes(env, config, range(LANES))
-    player = Actor(
-        lanes,
-        config.make_policy(lanes.spaces),
-        config,
-        seed=0,
-        lane_numbers=range(LANES),
-        total_lanes=LANES,
-        distributed=True,
-    )
-    player.set_parameters(config.make_learner(lanes.spaces, 0).parameters, 0)
-    for _ in range(20):
-        player.step()
-    count, started_s = 0, time.perf_counter()
-    while time.perf_counter() - started_s < arguments.seconds:
+    player = make_actor(env, config)
+    player.set_parameters(srl.Runner(env, config, seed=0).parameters, 0)
+
+    def step() -> None:
         produced = player.step()
-        count += produced.env_steps
         if produced.segments:
             encode_experience(Experience("actor", 0, produced.segments))
-    print(count / (time.perf_counter() - started_s))
+
+    for _ in range(20):
+        step()
+    print(rate(step, LANES, arguments.seconds))
 
 
 def _take_turns(programs: dict[str, list[str]], repeats: int, unit: str, environment: dict[str, str]) -> None:

@@ -58,7 +58,7 @@ def learner(arguments: argparse.Namespace) -> None:
     runner = srl.Runner(ENV, config, seed=0)
     memory = config.make_memory(runner.spaces, 0, None)
     trainer = Trainer(config, runner.spaces, runner.learner, memory, distributed=False)
-    player = _actor(config, runner.spaces)
+    player = make_actor(runner.env_config, config)
     player.set_parameters(runner.parameters, 0)
     while len(memory) < memory.capacity - config.steps_per_segment(runner.spaces):
         trainer.insert(player.step().segments)
@@ -84,7 +84,7 @@ def actor(arguments: argparse.Namespace) -> None:
 
     config = _config()
     runner = srl.Runner(ENV, config, seed=0)
-    player = _actor(config, runner.spaces)
+    player = make_actor(runner.env_config, config)
     player.set_parameters(runner.parameters, 0)
     pending = Produced()
     message_bytes: list[int] = []
@@ -179,14 +179,15 @@ def _config() -> Any:
     return config
 
 
-def _actor(config: Any, spaces: Any) -> Any:
-    from srl.base.env import EnvConfig
+def make_actor(env: Any, config: Any) -> Any:
+    """Return an actor with lanes of an `EnvConfig`; it has no parameters yet."""
     from srl.runner.actor import Actor
     from srl.runner.lanes import make_lanes
 
+    lanes = make_lanes(env, config, range(LANES))
     return Actor(
-        make_lanes(EnvConfig(ENV), config, range(LANES)),
-        config.make_policy(spaces),
+        lanes,
+        config.make_policy(lanes.spaces),
         config,
         seed=0,
         lane_numbers=range(LANES),
@@ -199,14 +200,16 @@ def _rates(work: Callable[[], Any], amount: int, arguments: argparse.Namespace) 
     """Return how much is done a second, for each measurement; what has to be compiled is done before."""
     for _ in range(10):
         work()
-    rates = []
-    for _ in range(arguments.repeats):
-        count, started_s = 0, time.perf_counter()
-        while (elapsed_s := time.perf_counter() - started_s) < arguments.seconds:
-            work()
-            count += amount
-        rates.append(count / elapsed_s)
-    return rates
+    return [rate(work, amount, arguments.seconds) for _ in range(arguments.repeats)]
+
+
+def rate(work: Callable[[], Any], amount: int, seconds: float) -> float:
+    """Return how much is done a second where each call of `work` does `amount`."""
+    count, started_s = 0, time.perf_counter()
+    while (elapsed_s := time.perf_counter() - started_s) < seconds:
+        work()
+        count += amount
+    return count / elapsed_s
 
 
 def _report(name: str, unit: str, values: list[float]) -> None:

@@ -16,7 +16,7 @@ PADDLE_TOP = SIZE - 4
 class Catch(gymnasium.Env[np.ndarray, np.int64]):
     """Catch a ball that flies in a straight line between two walls: 1 for a catch, -1 for a miss.
 
-    Observes one grey picture `[84, 84]` uint8. Every other picture hides the ball, also the last ones before it is
+    Observes one grey picture `[84, 84]` uint8. Every other picture hides the ball, also the last one before it is
     down, so that where it is and where it goes can only be told from several pictures.
     """
 

@@ -17,9 +17,9 @@ import numpy as np
 from srl.base.algorithm import Exploration, Memory, RLConfig, Step, Tree, UpdateInfo
 from srl.base.errors import ConfigError
 from srl.base.processor import Processor
-from srl.base.segment import End
+from srl.base.segment import End, overlap
 from srl.base.settings import setting
-from srl.base.spaces import Spaces
+from srl.base.spaces import Spaces, is_image
 from srl.rl.blocks import HiddenBlock, ImageBlock
 from srl.rl.exploration import epsilon_greedy, ladder
 from srl.rl.memories.config import MemoryConfig
@@ -105,12 +105,12 @@ class Config(RLConfig, algorithm="dqn"):
 
     def default_processors(self, observation_space: gymnasium.Space[Any]) -> list[Processor]:
         """Return what makes pictures small and grey: as they are in DQN (Mnih et al. 2015), if they are larger."""
-        shape = observation_space.shape or ()
-        is_image = observation_space.dtype == np.uint8 and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3)))
-        is_large = is_image and max(shape[:2]) > max(IMAGE_SIZE)
-        if not is_image or not (is_large or shape[2:] == (3,)):
+        if not is_image(observation_space):
             return []
-        return [ImageProcessor(resize=IMAGE_SIZE if is_large else None)]
+        shape = observation_space.shape or ()
+        is_large = max(shape[:2]) > max(IMAGE_SIZE)
+        is_color = shape[2:] == (3,)
+        return [ImageProcessor(resize=IMAGE_SIZE if is_large else None)] if is_large or is_color else []
 
     def check_spaces(self, spaces: Spaces) -> None:
         """Raise `SpaceError` where the network cannot be made for such observations or actions."""
@@ -127,13 +127,11 @@ class Config(RLConfig, algorithm="dqn"):
         """Return what the memory, the wire and the device need; `ConfigError` where the memory does not fit."""
         import jax
 
-        from srl.base.segment import overlap
         from srl.rl import networks
-        from srl.rl.memories.replay import check_fits, required_bytes
+        from srl.rl.memories.replay import check_fits
 
         steps, n_step = self.steps_per_segment(spaces), self.n_step
-        check_fits(spaces, self.memory, n_step=n_step, segment_length=steps, directory=directory)
-        memory_bytes = required_bytes(spaces, self.memory, n_step=n_step, segment_length=steps)
+        memory_bytes = check_fits(spaces, self.memory, n_step=n_step, segment_length=steps, directory=directory)
         frames = (steps + 1) / (steps + 1 - overlap(spaces.window_length, n_step))  # sent for each transition
         network = make_network(self, spaces, learning=False)  # which leaves the accelerator to the trainer
         parameters = jax.eval_shape(lambda: networks.first_parameters(network, spaces, seed=0))

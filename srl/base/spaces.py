@@ -61,6 +61,11 @@ class ObservationSpec:
         channels = {1: EnvObservationTypes.GRAY_3ch, 3: EnvObservationTypes.COLOR}
         return channels.get(self.shape[2], EnvObservationTypes.SHAPE3)
 
+    @property
+    def is_image(self) -> bool:
+        """Whether frames are images, as `type` takes them."""
+        return self.type in (EnvObservationTypes.GRAY_2ch, EnvObservationTypes.GRAY_3ch, EnvObservationTypes.COLOR)
+
 
 @dataclass(frozen=True)
 class DiscreteActions:
@@ -109,6 +114,11 @@ class Spaces:
 
 def _with_tuples(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+
+
+def is_image(space: gymnasium.Space[Any]) -> bool:
+    """Return whether observations of a space are images, as `ObservationSpec.type` takes them."""
+    return isinstance(space, spaces.Box) and ObservationSpec(space.shape, np.dtype(space.dtype).name).is_image
 
 
 ObservationAdapter = Callable[[Any], np.ndarray]

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from srl.base.define import EnvObservationTypes
 from srl.base.errors import ConfigError, SpaceError
 from srl.base.settings import Named, Settings, setting
 from srl.base.spaces import ObservationSpec
@@ -97,7 +96,7 @@ class ImageBlock(Settings):
         height, width = (*observation.shape, 0, 0)[:2]
         fits = height >= _DQN_SMALLEST and width >= _DQN_SMALLEST
         if self.kind == "auto":
-            return observation.type in _IMAGES and fits
+            return observation.is_image and fits
         if observation.kind != "box" or len(observation.shape) not in (2, 3):
             raise SpaceError(
                 f"image_block.kind is {self.kind!r}, but observations have shape {observation.shape}: images are "
@@ -113,4 +112,3 @@ class ImageBlock(Settings):
 
 
 _DQN_SMALLEST = 36
-_IMAGES = (EnvObservationTypes.GRAY_2ch, EnvObservationTypes.GRAY_3ch, EnvObservationTypes.COLOR)

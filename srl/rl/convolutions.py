@@ -126,7 +126,7 @@ class NatureConvolutions(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
         """Compute `[N, H', W', 64]`, `[N, 7, 7, 64]` for pictures of 84 x 84."""
-        activate = _activation(self.activation)
+        activate = activation(self.activation)
         for index, (features, size, stride) in enumerate(((32, 8, 4), (64, 4, 2), (64, 3, 1))):
             layer = Convolution(features, size, stride, 0, self.form, self.dtype, name=f"convolution_{index}")
             images = activate(layer(images))
@@ -143,7 +143,7 @@ class ResidualConvolutions(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
         """Compute `[N, H', W', 32]`, `[N, 11, 11, 32]` for pictures of 84 x 84."""
-        activate = _activation(self.activation)
+        activate = activation(self.activation)
 
         def layer(name: str, inputs: jax.Array, features: int) -> jax.Array:
             return Convolution(features, 3, 1, 1, self.form, self.dtype, name=name)(inputs)
@@ -227,6 +227,7 @@ def _pad(images: jax.Array, axis: int, before: int, after: int, value: float) ->
     return jnp.pad(images, widths, constant_values=value)
 
 
-def _activation(name: str) -> Callable[[Any], jax.Array]:
+def activation(name: str) -> Callable[[Any], jax.Array]:
+    """Return the function that settings call by one of `srl.rl.blocks.ACTIVATIONS`."""
     activate: Callable[[Any], jax.Array] = getattr(nn, name)
     return activate

@@ -4,7 +4,7 @@ Learners and policies import this module when they are made; configs must not, a
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import jax
@@ -95,7 +95,7 @@ class QNetwork(nn.Module):
         return cast(jax.Array, self.images(images)).astype(jnp.float32).reshape(*batch, -1)
 
     def _layers(self, name: str, features: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
-        activate: Callable[[Any], jax.Array] = getattr(nn, self.activation)
+        activate = convolutions.activation(self.activation)
         for index, size in enumerate(sizes):
             features = activate(nn.Dense(size, name=f"{name}_{index}")(features))
         return features

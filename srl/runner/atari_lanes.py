@@ -76,10 +76,8 @@ class AtariLanes(VectorEnv[Any, Any, Any]):
         self._lengths += 1
         # A finished game's last frame is not to be had: its place is taken by the one before, which nothing looks at,
         # as no value follows a terminal state.
+        self._process(frames, np.flatnonzero(~terminated))
         last = self._frames.copy()
-        going_on = np.flatnonzero(~terminated)
-        self._process(frames, going_on)
-        last[going_on] = self._frames[going_on]
         truncated = ~terminated & (info["episode_frame_number"] >= self._max_frames)
         if truncated.any():
             frames, _ = self._games.reset(options={"reset_mask": truncated})
@@ -101,16 +99,16 @@ class AtariLanes(VectorEnv[Any, Any, Any]):
 
 def atari_lanes(config: EnvConfig, sample: AgentEnv, count: int) -> AtariLanes | None:
     """Return native lanes of the same games as the env `sample`, `None` where only single envs will do."""
-    functions = [processor.frame_function for processor in sample.processors]
+    functions = [function for processor in sample.processors if (function := processor.frame_function) is not None]
     plain = not (config.gym_make_func or config.gym_wrappers or config.render_observation or config.max_episode_steps)
     if not config.name.startswith("ALE/") or not plain or config.frameskip > 1 or cores() < 2:
         return None
     game = {**gymnasium.spec(config.name).kwargs, **config.kwargs}
     is_known = set(game) == _KNOWN and isinstance(game["frameskip"], int) and game["repeat_action_probability"] == 0
     is_usual = sample.unwrapped.observation_space.shape == (_HEIGHT, _WIDTH, 3)
-    if not is_known or not is_usual or any(function is None for function in functions):
+    if not is_known or not is_usual or len(functions) < len(sample.processors):
         return None
-    return AtariLanes(game, sample.spaces, [function for function in functions if function is not None], count)
+    return AtariLanes(game, sample.spaces, functions, count)
 
 
 def cores() -> int:

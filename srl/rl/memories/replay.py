@@ -443,15 +443,20 @@ def required_bytes(
     spaces: Spaces, config: MemoryConfig, *, n_step: int, segment_length: int, extras: ExtraSpecs | None = None
 ) -> int:
     """Return the bytes that such a memory takes when it is full: all its arrays and the tree."""
-    layout = _layout(spaces, config, n_step, segment_length, extras or {})
-    return layout.nbytes + SumTree.required_bytes(layout.settings["slots"])
+    return _full_bytes(_layout(spaces, config, n_step, segment_length, extras or {}))
 
 
 def check_fits(
     spaces: Spaces, config: MemoryConfig, *, n_step: int, segment_length: int, directory: Path | None
-) -> None:
-    """Raise `ConfigError` where this machine has no room for such a memory; nothing is allocated."""
-    _check_room(_layout(spaces, config, n_step, segment_length, {}), config, directory)
+) -> int:
+    """Return `required_bytes`; `ConfigError` where this machine has no room for them. Nothing is allocated."""
+    layout = _layout(spaces, config, n_step, segment_length, {})
+    _check_room(layout, config, directory)
+    return _full_bytes(layout)
+
+
+def _full_bytes(layout: Layout) -> int:
+    return layout.nbytes + SumTree.required_bytes(layout.settings["slots"])
 
 
 def _check_room(layout: Layout, config: MemoryConfig, directory: Path | None) -> None:

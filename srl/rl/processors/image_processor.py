@@ -15,6 +15,7 @@ from srl.base.define import EnvObservationTypes
 from srl.base.errors import MissingExtraError, SpaceError
 from srl.base.processor import Processor
 from srl.base.settings import setting
+from srl.base.spaces import is_image
 
 _CHANNELS: dict[EnvObservationTypes, tuple[int, ...]] = {
     EnvObservationTypes.GRAY_2ch: (),
@@ -54,19 +55,18 @@ class ImageProcessor(Processor):
             import cv2  # noqa: F401
         except ImportError as error:
             raise MissingExtraError("ImageProcessor needs OpenCV: pip install 'srl[atari]'") from error
-        return _ImageWrapper(env, self)
+        space = gymnasium.spaces.Box(0, 255, self.output_shape(env.observation_space), np.uint8)
+        return gymnasium.wrappers.TransformObservation(env, self.process, space)
 
     def output_shape(self, space: gymnasium.Space[Any]) -> tuple[int, ...]:
         """Return the shape that observations of `space` get; `SpaceError` where they are no images."""
-        shape = space.shape or ()
-        is_image = isinstance(space, gymnasium.spaces.Box) and space.dtype == np.uint8
-        if not is_image or len(shape) not in (2, 3) or (len(shape) == 3 and shape[2] not in (1, 3)):
+        if not is_image(space):
             raise SpaceError(
                 "ImageProcessor needs uint8 images [height, width], [height, width, 1] or [height, width, 3], not "
                 f"{space}; remove it from config.processors for this env, or add to EnvConfig.gym_wrappers what makes "
                 "such images of its observations"
             )
-        height, width = shape[:2]
+        height, width = (space.shape or ())[:2]
         if self.trimming is not None:
             top, left, bottom, right = self.trimming
             if not (top < bottom <= height and left < right <= width):
@@ -95,13 +95,3 @@ class ImageProcessor(Processor):
             # Area averaging keeps small things (Pong's ball) visible when shrinking.
             image = cv2.resize(np.ascontiguousarray(image), self.resize, interpolation=cv2.INTER_AREA)
         return image[..., None] if self.image_type is EnvObservationTypes.GRAY_3ch and image.ndim == 2 else image
-
-
-class _ImageWrapper(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
-    def __init__(self, env: gymnasium.Env[Any, Any], processor: ImageProcessor) -> None:
-        super().__init__(env)
-        self._processor = processor
-        self.observation_space = gymnasium.spaces.Box(0, 255, processor.output_shape(env.observation_space), np.uint8)
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        return self._processor.process(observation)

@@ -108,7 +108,7 @@ def actor_environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "OPENCV_FOR_THREADS_NUM": "1",
-        # Computed where it is called: handing a few milliseconds of work to another thread costs as much.
+        # An actor needs each answer at once; computing it behind its back only adds a hand-over.
         "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false",
     }
 

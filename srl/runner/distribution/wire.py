@@ -387,10 +387,12 @@ class _Arrays:
         """Take a column and return one view for each count of rows."""
         shape = (sum(counts), *layout.shape)
         if compressed_bytes:
-            self._saved -= _checked_bytes(layout.dtype, shape) - compressed_bytes
+            size = _checked_bytes(layout.dtype, shape)
+            self._saved -= size - compressed_bytes
             if self._saved < 0:
                 raise ProtocolError("the message has more in compressed frames than it announces")
-            column = _decompress(self.take("uint8", (compressed_bytes,)), layout.dtype, shape)
+            data = _decompress(self.take("uint8", (compressed_bytes,)), size)
+            column = _view(data, 0, layout.dtype, shape)
         else:
             column = self.take(layout.dtype, shape)
         ends = list(itertools.accumulate(counts))
@@ -436,17 +438,15 @@ def _view(data: bytes | memoryview, start: int, dtype_name: str, shape: tuple[in
     return array
 
 
-def _decompress(compressed: np.ndarray, dtype_name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the array that a Zstandard frame holds; nothing is allocated for one that says another size."""
-    size = _checked_bytes(dtype_name, shape)
+def _decompress(compressed: np.ndarray, size: int) -> bytes:
+    """Return the `size` bytes that a Zstandard frame holds; nothing is allocated for one that says another size."""
     try:
         if zstandard.frame_content_size(compressed.data) != size:
             raise ProtocolError(f"compressed frames do not hold the {size} bytes that the message announces")
         decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_COMPRESSION_WINDOW_BYTES)
-        data = decompressor.decompress(compressed.data, allow_extra_data=False)
+        return decompressor.decompress(compressed.data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise ProtocolError(f"compressed frames are damaged: {error}") from error
-    return _view(data, 0, dtype_name, shape)
 
 
 def _message(kind: int, header: msgspec.Struct, decoder: "msgspec.msgpack.Decoder[Any]", body: _Body) -> bytes:
