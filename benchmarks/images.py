@@ -9,7 +9,8 @@ doing the same update on a batch that is there already. Both are fresh processes
 machine does meets both. `--load` keeps one core busy meanwhile, as an actor on the same machine does.
 
 `actor` measures Pong steps a second (seven frames each) of one actor with eight lanes and DQN's network, segments and
-messages included, and beside it Stable-Baselines3's DQN collecting as many lanes; one thread each.
+messages included, and beside it Stable-Baselines3's DQN collecting as many lanes, in one process and with a process
+for each env. Networks have one thread each, all cores are there for the games.
 """
 
 import argparse
@@ -97,6 +98,7 @@ def actor(arguments: argparse.Namespace) -> None:
     if arguments.peer_python:
         peer = [arguments.peer_python, str(STABLE_BASELINES3), "--lanes", str(LANES), *options]
         programs["stable-baselines3"] = peer
+        programs["stable-baselines3, processes"] = [*peer, "--processes"]
     _take_turns(programs, arguments.repeats, "steps/s", {**os.environ, **actor_environment()})
 
 
@@ -106,17 +108,23 @@ def steps(arguments: argparse.Namespace) -> None:
     from srl.algorithms import dqn
     from srl.rl.processors.image_processor import ImageProcessor
     from srl.runner.distribution.wire import Experience, encode_experience
+    from srl.runner.lanes import make_lane_groups
 
     env = srl.EnvConfig("ALE/Pong-v5", kwargs={"frameskip": 7, "repeat_action_probability": 0})
     config = dqn.Config(window_length=4, processors=[ImageProcessor(resize=(84, 84))])
     config.memory.set_proportional_memory()
-    player = make_actor(env, config)
-    player.set_parameters(srl.Runner(env, config, seed=0).parameters, 0)
+    parameters = srl.Runner(env, config, seed=0).parameters
+    actors = [make_actor(config, numbers, lanes) for numbers, lanes in make_lane_groups(env, config, range(LANES))]
+    for player in actors:
+        player.set_parameters(parameters, 0)
+        player.begin()
 
     def step() -> None:
-        produced = player.step()
-        if produced.segments:
-            encode_experience(Experience("actor", 0, produced.segments))
+        for player in actors:
+            produced = player.finish()
+            player.begin()
+            if produced.segments:
+                encode_experience(Experience("actor", 0, produced.segments))
 
     for _ in range(20):
         step()
@@ -133,9 +141,8 @@ def _take_turns(programs: dict[str, list[str]], repeats: int, unit: str, environ
             print(f"{name}: {rates[name][-1]:.1f} {unit}", flush=True)
     medians = {name: statistics.median(values) for name, values in rates.items()}
     print(", ".join(f"{name} {median:.1f} {unit}" for name, median in medians.items()))
-    if len(medians) == 2:
-        ours, other = medians.values()
-        print(f"ratio of medians: {ours / other:.2f}")
+    if others := [median for name, median in medians.items() if name != "srl"]:
+        print(f"ratio of medians, to the best other: {medians['srl'] / max(others):.2f}")
 
 
 @contextlib.contextmanager

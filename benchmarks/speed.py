@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,14 @@ def main() -> None:
 def learner(arguments: argparse.Namespace) -> None:
     """Time whole dispatches: sampling, updates, new priorities."""
     import srl
+    from srl.runner.lanes import make_lanes
     from srl.runner.trainer import Trainer
 
     config = _config()
     runner = srl.Runner(ENV, config, seed=0)
     memory = config.make_memory(runner.spaces, 0, None)
     trainer = Trainer(config, runner.spaces, runner.learner, memory, distributed=False)
-    player = make_actor(runner.env_config, config)
+    player = make_actor(config, range(LANES), make_lanes(runner.env_config, config, range(LANES)))
     player.set_parameters(runner.parameters, 0)
     while len(memory) < memory.capacity - config.steps_per_segment(runner.spaces):
         trainer.insert(player.step().segments)
@@ -81,10 +82,11 @@ def actor(arguments: argparse.Namespace) -> None:
     from srl.runner.actor import Produced
     from srl.runner.distribution.broker import MESSAGE_STEPS
     from srl.runner.distribution.wire import Experience, encode_experience
+    from srl.runner.lanes import make_lanes
 
     config = _config()
     runner = srl.Runner(ENV, config, seed=0)
-    player = make_actor(runner.env_config, config)
+    player = make_actor(config, range(LANES), make_lanes(runner.env_config, config, range(LANES)))
     player.set_parameters(runner.parameters, 0)
     pending = Produced()
     message_bytes: list[int] = []
@@ -179,21 +181,12 @@ def _config() -> Any:
     return config
 
 
-def make_actor(env: Any, config: Any) -> Any:
-    """Return an actor with lanes of an `EnvConfig`; it has no parameters yet."""
+def make_actor(config: Any, numbers: Sequence[int], lanes: Any) -> Any:
+    """Return an actor of these lanes, of `LANES` in all; it has no parameters yet."""
     from srl.runner.actor import Actor
-    from srl.runner.lanes import make_lanes
 
-    lanes = make_lanes(env, config, range(LANES))
-    return Actor(
-        lanes,
-        config.make_policy(lanes.spaces),
-        config,
-        seed=0,
-        lane_numbers=range(LANES),
-        total_lanes=LANES,
-        distributed=True,
-    )
+    policy = config.make_policy(lanes.spaces)
+    return Actor(lanes, policy, config, seed=0, lane_numbers=numbers, total_lanes=LANES, distributed=True)
 
 
 def _rates(work: Callable[[], Any], amount: int, arguments: argparse.Namespace) -> list[float]:

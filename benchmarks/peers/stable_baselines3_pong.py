@@ -9,7 +9,7 @@ import torch
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env
-from stable_baselines3.common.vec_env import VecFrameStack
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
 
 gymnasium.register_envs(ale_py)
 
@@ -40,11 +40,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--processes", action="store_true", help="one for each env")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     env = make_atari_env(
         "ALE/Pong-v5",
         n_envs=arguments.lanes,
+        vec_env_cls=SubprocVecEnv if arguments.processes else DummyVecEnv,
         seed=0,
         env_kwargs={"frameskip": 7, "repeat_action_probability": 0},
         wrapper_kwargs={"frame_skip": 1, "noop_max": 0},
@@ -62,6 +64,7 @@ def main() -> None:
     )
     stop = StopAfter(arguments.seconds)
     model.learn(10**9, callback=stop)
+    env.close()
     print(stop.rate)
 
 

@@ -60,6 +60,7 @@ class Actor:
         self._builder = SegmentBuilder(lanes.spaces, config, self._lane_numbers, policy.priorities)
         self._builder.begin(np.ones(len(lanes), np.bool_), frames)
         self._parameters: Any = None
+        self._begun: tuple[Step, int]
         self.version = 0
         self.train_count = 0
         """Clock of exploration schedules; whoever owns the actor keeps it up to date."""
@@ -71,11 +72,22 @@ class Actor:
 
     def step(self) -> Produced:
         """Act once in every lane; returns the segments that this completed."""
+        self.begin()
+        return self.finish()
+
+    def begin(self) -> None:
+        """Choose actions and begin the envs' step; `finish` has to follow. Other lanes can be served in between."""
         explore = Exploration(self.train_count, self._lane_numbers, self.total_lanes, self._distributed)
         chosen = self._policy.act(self._parameters, self._stacks.array, self._state, self._rng, explore)
+        self._lanes.step_async(chosen.action)
+        self._begun = chosen, self.version
+
+    def finish(self) -> Produced:
+        """Take what the envs' step led to; returns the segments that this completed."""
+        chosen, version = self._begun
         segments = self._builder.score(chosen.scores)
-        step = self._lanes.step(chosen.action)
-        self._builder.append(chosen, step.active, step.rewards, step.frames, self.version)
+        step = self._lanes.step_wait()
+        self._builder.append(chosen, step.active, step.rewards, step.frames, version)
         segments += self._builder.end(step.terminated, step.truncated)
         self._stacks.push(step)
         self._state = chosen.state

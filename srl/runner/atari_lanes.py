@@ -71,7 +71,16 @@ class AtariLanes(VectorEnv[Any, Any, Any]):
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Step all games with `actions[B]`."""
-        frames, rewards, terminated, _, info = self._games.step(np.asarray(actions, np.int32))
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Let threads step all games with `actions[B]`."""
+        self._games.send(np.asarray(actions, np.int32))
+
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Wait for the threads and return what `step` returns."""
+        frames, rewards, terminated, _, info = self._games.recv()
         self._rewards += rewards
         self._lengths += 1
         # A finished game's last frame is not to be had: its place is taken by the one before, which nothing looks at,

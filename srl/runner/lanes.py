@@ -53,6 +53,9 @@ class Lanes:
         self.spaces = spaces
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._resetting = np.zeros(env.num_envs, np.bool_)
+        self._actions: np.ndarray | None = None
+        self.is_overlapping = hasattr(env, "step_async")
+        """Whether envs are stepped between `step_async` and `step_wait`, while this thread does something else."""
 
     def __len__(self) -> int:
         return int(self._env.num_envs)
@@ -65,8 +68,21 @@ class Lanes:
 
     def step(self, actions: np.ndarray) -> LaneStep:
         """Step all lanes with `actions[B, ...]`."""
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Begin a step of all lanes with `actions[B, ...]`; `step_wait` has to follow."""
+        self._actions = actions
+        if self.is_overlapping:
+            self._env.step_async(actions)  # type: ignore[attr-defined]
+
+    def step_wait(self) -> LaneStep:
+        """Return what the step that was begun led to."""
         active = ~self._resetting
-        frames, rewards, terminated, truncated, info = self._env.step(actions)
+        env: Any = self._env
+        stepped = env.step_wait() if self.is_overlapping else env.step(self._actions)
+        frames, rewards, terminated, truncated, info = stepped
         terminated, truncated = terminated & active, truncated & active
         ended = terminated | truncated
         first_frames, started = frames, ended
@@ -109,6 +125,21 @@ def make_lanes(env_config: EnvConfig, rl_config: RLConfig, lanes: Sequence[int],
         return Lanes(native, first.spaces)
     others = [make_agent_env(env_config, rl_config, lane=lane, training=training) for lane in lanes[1:]]
     return join_lanes([first, *others])
+
+
+def make_lane_groups(
+    env_config: EnvConfig, rl_config: RLConfig, lanes: Sequence[int]
+) -> list[tuple[Sequence[int], Lanes]]:
+    """Make lanes in groups to be stepped in turn, each with its numbers.
+
+    Where envs are stepped by threads of their own there are two, so that one is stepped while the policy acts in the
+    other; elsewhere one.
+    """
+    whole = make_lanes(env_config, rl_config, lanes)
+    if not whole.is_overlapping or len(lanes) < 2:
+        return [(lanes, whole)]
+    whole.close()
+    return [(numbers, make_lanes(env_config, rl_config, numbers)) for numbers in (lanes[::2], lanes[1::2])]
 
 
 def join_lanes(envs: Sequence[AgentEnv]) -> Lanes:

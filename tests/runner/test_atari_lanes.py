@@ -12,7 +12,7 @@ from srl.rl.processors.atari_processor import AtariProcessor
 from srl.rl.processors.image_processor import ImageProcessor
 from srl.runner import atari_lanes as module
 from srl.runner.atari_lanes import AtariLanes, atari_lanes
-from srl.runner.lanes import Lanes, join_lanes, make_lanes
+from srl.runner.lanes import Lanes, join_lanes, make_lane_groups, make_lanes
 
 pytest.importorskip("ale_py")
 
@@ -93,3 +93,20 @@ def test_one_core_gains_nothing_from_threads(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "cores", lambda: 1)
     assert not is_native(env_of("Pong"), config_of())
     assert isinstance(make_lanes(env_of("Pong"), config_of(), range(2)), Lanes)
+
+
+def test_an_actor_gets_two_groups_where_threads_step_one_while_it_acts_in_the_other() -> None:
+    env, config = env_of("Pong", frameskip=7), config_of()
+    groups = make_lane_groups(env, config, range(1, 10, 2))
+    assert [list(numbers) for numbers, _ in groups] == [[1, 5, 9], [3, 7]]
+    whole = make_lanes(env, config, range(LANES))
+    parts = [make_lanes(env, config, [number]) for number in range(LANES)]
+    np.testing.assert_array_equal(whole.reset(range(LANES)), np.concatenate([part.reset([0]) for part in parts]))
+    for actions in np.random.default_rng(0).integers(0, 6, (60, LANES)):
+        for part, action in zip(parts, actions, strict=True):
+            part.step_async(np.array([action]))
+        expected = whole.step(actions)
+        steps = [part.step_wait() for part in parts]
+        np.testing.assert_array_equal(expected.frames, np.concatenate([step.frames for step in steps]))
+    assert len(make_lane_groups(env, config, [0])) == 1
+    assert len(make_lane_groups(EnvConfig("CartPole-v1"), dqn.Config(), range(4))) == 1, "no threads, no groups"

@@ -23,7 +23,7 @@ from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, Lease, Reply, 
 from srl.runner.distribution.trainer_server import BEAT_S, Rates
 from srl.runner.distribution.wire import Experience, decode_tree, encode_experience, unpacked_bytes
 from srl.runner.evaluate import Evaluator
-from srl.runner.lanes import make_lanes
+from srl.runner.lanes import make_lane_groups
 from srl.runner.plugins import config_from_dict
 from srl.runner.run_config import RunConfig
 from srl.runner.status import ActorStatus, Evaluation
@@ -55,44 +55,57 @@ def serve_actor(broker: Broker, lease: Lease, definition: TaskDefinition, stop: 
     lane_numbers = range(lease.slot, run_config.actor_num * run_config.num_envs, run_config.actor_num)
     # The link comes first: it keeps the lease while envs, which may take long, are made.
     with ActorLink(broker, lease, stop) as link, contextlib.ExitStack() as stack:
-        lanes = make_lanes(env_config, config, lane_numbers)
-        stack.callback(lanes.close)
-        policy = config.make_policy(lanes.spaces)
-        actor = Actor(
-            lanes,
-            policy,
-            config,
-            # A run that goes on plays on, it does not play the first one's episodes again.
-            seed=run_config.seed + definition.start_env_steps,
-            lane_numbers=lane_numbers,
-            total_lanes=run_config.actor_num * run_config.num_envs,
-            distributed=True,
-        )
+        groups = make_lane_groups(env_config, config, lane_numbers)
+        for _, lanes in groups:
+            stack.callback(lanes.close)
+        policy = config.make_policy(groups[0][1].spaces)
+        actors = [
+            Actor(
+                lanes,
+                policy,
+                config,
+                # A run that goes on plays on, it does not play the first one's episodes again.
+                seed=run_config.seed + definition.start_env_steps,
+                lane_numbers=numbers,
+                total_lanes=run_config.actor_num * run_config.num_envs,
+                distributed=True,
+            )
+            for numbers, lanes in groups
+        ]
         evaluator = None
         if lease.slot == 0 and run_config.eval_episodes:
             evaluator = Evaluator(env_config, config, policy, episodes=run_config.eval_episodes, seed=run_config.seed)
             stack.callback(evaluator.close)
-        _play(link, actor, evaluator, run_config)
-        link.flush(actor.flush())
+        _play(link, actors, evaluator, run_config)
+        link.flush([segment for actor in actors for segment in actor.flush()])
 
 
-def _play(link: "ActorLink", actor: Actor, evaluator: Evaluator | None, run_config: RunConfig) -> None:
+def _play(link: "ActorLink", actors: list[Actor], evaluator: Evaluator | None, run_config: RunConfig) -> None:
     next_evaluation_s, turn = 0.0, 0
     newest = link.wait_for_parameters()
     while newest is not None and not link.stopping:
+        actor = actors[turn % len(actors)]
+        if turn >= len(actors):
+            link.add(actor.finish(), actor.version)
         if newest.version != actor.version:
             actor.set_parameters(newest.tree, newest.version)
         actor.train_count = link.train_count
         actor.total_lanes = link.actor_num * run_config.num_envs
-        link.add(actor.step(), actor.version)
+        actor.begin()
         if evaluator is not None:
             if not evaluator.running and time.monotonic() >= next_evaluation_s:
                 evaluated = newest
                 evaluator.begin(newest.tree)
-            elif evaluator.running and turn % EVALUATION_TURNS == 0 and (rewards := evaluator.step()) is not None:
+            elif (
+                evaluator.running
+                and turn % (EVALUATION_TURNS * len(actors)) == 0
+                and (rewards := evaluator.step()) is not None
+            ):
                 link.report_evaluation(rewards, evaluated.train_count)
                 next_evaluation_s = time.monotonic() + run_config.eval_interval_s
         newest, turn = link.newest, turn + 1
+    for actor in actors[:turn]:
+        link.add(actor.finish(), actor.version)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 BEAT_S = 1.0
 """Seconds between heartbeats, and between history rows."""
-PARAMETER_BYTES_PER_S = 10_000_000
+PARAMETER_BYTES_PER_S = 1_000_000
 """Most that parameters may take of the network, for each actor that fetches them."""
 MESSAGES_AT_ONCE = 32
 BLOCK_MS = 200

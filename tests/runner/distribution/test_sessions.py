@@ -467,7 +467,7 @@ def test_a_slow_start_keeps_the_lease(server: EmbeddedBroker, broker: Broker, mo
 
         return build
 
-    monkeypatch.setattr(actor_server, "make_lanes", slowly(actor_server.make_lanes))
+    monkeypatch.setattr(actor_server, "make_lane_groups", slowly(actor_server.make_lane_groups))
     monkeypatch.setattr(trainer_server, "Trainer", slowly(trainer_server.Trainer))
     with working(server.parameters, "trainer", "actor"):
         assert building.acquire(timeout=20) and building.acquire(timeout=20)
