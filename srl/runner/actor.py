@@ -33,7 +33,7 @@ class Actor:
     """Steps `lanes` with `policy`; `step` is one vector step.
 
     Args:
-        lane_numbers: of these lanes in the whole run; they decide seeds and exploration.
+        lane_numbers: of these lanes in the whole run; they decide seeds and, until `explore_as`, exploration.
         total_lanes: lanes of the whole run. distributed: whether the trainer is another process.
     """
 
@@ -52,7 +52,7 @@ class Actor:
         self._policy = policy
         self._lane_numbers = np.asarray(lane_numbers)
         self._distributed = distributed
-        self.total_lanes = total_lanes
+        self.explore_as(lane_numbers, total_lanes)
         self._rng = np.random.default_rng([seed, TRAINING_STREAM, *lane_numbers])
         frames = lanes.reset(as_seeds(seed, lane_numbers, TRAINING_STREAM))
         self._stacks = Stacks(frames, config.window_length)
@@ -70,6 +70,10 @@ class Actor:
         self._parameters = self._policy.load(parameters)
         self.version = version
 
+    def explore_as(self, lane_numbers: Sequence[int], total_lanes: int) -> None:
+        """Explore as these of `total_lanes` lanes from the next step on: in a distributed run others come and go."""
+        self._exploring, self._total_lanes = np.asarray(lane_numbers), total_lanes
+
     def step(self) -> Produced:
         """Act once in every lane; returns the segments that this completed."""
         self.begin()
@@ -77,7 +81,7 @@ class Actor:
 
     def begin(self) -> None:
         """Choose actions and begin the envs' step; `finish` has to follow. Other lanes can be served in between."""
-        explore = Exploration(self.train_count, self._lane_numbers, self.total_lanes, self._distributed)
+        explore = Exploration(self.train_count, self._exploring, self._total_lanes, self._distributed)
         chosen = self._policy.act(self._parameters, self._stacks.array, self._state, self._rng, explore)
         self._lanes.step_async(chosen.action)
         self._begun = chosen, self.version

@@ -26,6 +26,9 @@ class RunConfig(Settings):
     eval_episodes: int = setting(5, low=0, doc="greedy episodes of one evaluation beside training; 0 turns it off")
     eval_interval_s: float = setting(2.0, low=0, doc="seconds from the end of one evaluation to the next")
     checkpoint_interval_s: float = setting(30.0, above=0, doc="seconds between checkpoints")
+    checkpoint_interval_updates: int = setting(
+        5_000, low=1, doc="updates between checkpoints of a distributed run, where these come sooner"
+    )
     parameter_send_interval_s: float = setting(
         0.02,
         low=0,

@@ -170,10 +170,11 @@ class Runner:
                 "the env, a processor or the algorithm is defined in the script itself, which worker processes cannot "
                 "import; move it to a module of its own, such as my_env.py, and name the env 'my_env:MyEnv-v0'"
             )
-        logger.info("%s", self.config.preflight(self.spaces, None))
         with tempfile.TemporaryDirectory(prefix="srl-") as directory, EmbeddedBroker() as broker:
+            logs, work_dir = Path(directory, "logs"), Path(directory, "work")
+            logger.info("%s", self.config.preflight(self.spaces, work_dir))
             manager = self._create_task(broker.parameters, run_config)
-            workers = LocalWorkers(broker.parameters, actor_num, Path(directory), modules)
+            workers = LocalWorkers(broker.parameters, actor_num, logs, modules, work_dir)
 
             def check() -> None:
                 broker.check()

@@ -80,6 +80,12 @@ class Trainer:
             self._changed.notify_all()
         return added
 
+    def count(self, env_steps: int) -> None:
+        """Count steps for the update ratio whose segments are stored already."""
+        with self._changed:
+            if len(self.memory) >= self.memory.warmup_size:
+                self.limiter.inserted(env_steps, len(self.memory))
+
     def wait_until_insertable(self, timeout_s: float) -> bool:
         """Wait while inserting must wait for the learner; returns whether it may go on."""
         with self._changed:

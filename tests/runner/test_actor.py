@@ -216,12 +216,14 @@ def test_policies_are_told_the_clock_and_their_place_in_the_run() -> None:
     actor, policy = make_actor(toy.Config(), [6, 7], distributed=True)
     actor.train_count = 5
     actor.step()
-    actor.train_count, actor.total_lanes = 9, 40
+    actor.train_count = 9
+    actor.explore_as([30, 31], 40)
     actor.step()
     first, second = policy.explored
     assert (first.train_count, first.total_lanes, first.distributed) == (5, 2, True)
     assert (second.train_count, second.total_lanes) == (9, 40)
-    np.testing.assert_array_equal(second.lanes, [6, 7])
+    np.testing.assert_array_equal(first.lanes, [6, 7])
+    np.testing.assert_array_equal(second.lanes, [30, 31])
 
 
 def test_each_lane_explores_by_its_own_step_of_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,9 +237,9 @@ def test_each_lane_explores_by_its_own_step_of_the_ladder(monkeypatch: pytest.Mo
     config = dqn.Config()
     config.hidden_block.set_mlp((4,))
     actor, _ = make_actor(config, [2, 3], distributed=True)
-    actor.total_lanes = 5
+    actor.explore_as([2, 3], 5)
     actor.step()
-    actor.total_lanes = 9
+    actor.explore_as([2, 3], 9)
     actor.step()
     for total, epsilons in zip([5, 9], asked, strict=True):
         assert epsilons == pytest.approx([0.4 ** (1 + 7 * lane / (total - 1)) for lane in (2, 3)])

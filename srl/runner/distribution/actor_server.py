@@ -5,7 +5,9 @@ with compression and the network; when the backlog at the broker is full, the lo
 """
 
 import contextlib
+import json
 import logging
+import math
 import queue
 import threading
 import time
@@ -19,8 +21,9 @@ from srl.base.algorithm import Tree
 from srl.base.env import EnvConfig
 from srl.base.segment import Segment
 from srl.runner.actor import Actor, Produced
-from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, Lease, Reply, TaskDefinition, persist
-from srl.runner.distribution.trainer_server import BEAT_S, Rates
+from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, Lease, Reply, TaskDefinition, outlast, persist
+from srl.runner.distribution.keeper import BEAT_S
+from srl.runner.distribution.trainer_server import Rates
 from srl.runner.distribution.wire import Experience, decode_tree, encode_experience, unpacked_bytes
 from srl.runner.evaluate import Evaluator
 from srl.runner.lanes import make_lane_groups
@@ -43,6 +46,8 @@ FULL_S = 0.02, 0.5
 """First and longest pause before an actor looks again whether the backlog has room."""
 FLUSH_S = 5.0
 """How long a stopping actor tries to send what it still has."""
+COUNT_S = 5.0
+"""How often an actor asks which of how many it is: exploration is dealt out anew when others come and go."""
 
 
 def serve_actor(broker: Broker, lease: Lease, definition: TaskDefinition, stop: threading.Event) -> None:
@@ -50,12 +55,14 @@ def serve_actor(broker: Broker, lease: Lease, definition: TaskDefinition, stop: 
     env_config = EnvConfig.from_dict(definition.env)
     config = config_from_dict(definition.rl)
     run_config = RunConfig.from_dict(definition.run)
-    # Lanes are dealt out in turn: each actor has exploring and greedy ones alike, so a slow actor (or the one that
-    # evaluates) slows neither kind more than the other.
-    lane_numbers = range(lease.slot, run_config.actor_num * run_config.num_envs, run_config.actor_num)
+    lane_numbers = range(lease.slot * run_config.num_envs, (lease.slot + 1) * run_config.num_envs)
     # The link comes first: it keeps the lease while envs, which may take long, are made.
     with ActorLink(broker, lease, stop) as link, contextlib.ExitStack() as stack:
         groups = make_lane_groups(env_config, config, lane_numbers)
+        fields = persist(lambda: broker.task_fields(lease.task), broker, stop)
+        if not fields:
+            return
+        env_steps = json.loads(fields["progress"]).get("env_steps", 0)
         for _, lanes in groups:
             stack.callback(lanes.close)
         policy = config.make_policy(groups[0][1].spaces)
@@ -64,45 +71,54 @@ def serve_actor(broker: Broker, lease: Lease, definition: TaskDefinition, stop: 
                 lanes,
                 policy,
                 config,
-                # A run that goes on plays on, it does not play the first one's episodes again.
-                seed=run_config.seed + definition.start_env_steps,
+                # A run that goes on, or an actor that replaces another, plays on: not the same episodes again.
+                seed=run_config.seed + env_steps,
                 lane_numbers=numbers,
                 total_lanes=run_config.actor_num * run_config.num_envs,
                 distributed=True,
             )
             for numbers, lanes in groups
         ]
-        evaluator = None
-        if lease.slot == 0 and run_config.eval_episodes:
+
+        def make_evaluator() -> Evaluator:
             evaluator = Evaluator(env_config, config, policy, episodes=run_config.eval_episodes, seed=run_config.seed)
             stack.callback(evaluator.close)
-        _play(link, actors, evaluator, run_config)
+            return evaluator
+
+        _play(link, actors, make_evaluator, run_config)
         link.flush([segment for actor in actors for segment in actor.flush()])
 
 
-def _play(link: "ActorLink", actors: list[Actor], evaluator: Evaluator | None, run_config: RunConfig) -> None:
+def _play(
+    link: "ActorLink", actors: list[Actor], make_evaluator: Callable[[], Evaluator], run_config: RunConfig
+) -> None:
     next_evaluation_s, turn = 0.0, 0
+    evaluator: Evaluator | None = None
     newest = link.wait_for_parameters()
     while newest is not None and not link.stopping:
-        actor = actors[turn % len(actors)]
+        group = turn % len(actors)
+        actor = actors[group]
         if turn >= len(actors):
             link.add(actor.finish(), actor.version)
         if newest.version != actor.version:
             actor.set_parameters(newest.tree, newest.version)
         actor.train_count = link.train_count
-        actor.total_lanes = link.actor_num * run_config.num_envs
+        # Exploration is dealt out in turn among who plays now: each actor has exploring and greedy lanes alike, so a
+        # slow actor (or the one that evaluates) slows neither kind more than the other.
+        numbers = range(link.rank, link.actors * run_config.num_envs, link.actors)
+        actor.explore_as(numbers[group :: len(actors)], link.actors * run_config.num_envs)
         actor.begin()
-        if evaluator is not None:
+        if link.rank == 0 and run_config.eval_episodes:
+            if evaluator is None:
+                evaluator = make_evaluator()
             if not evaluator.running and time.monotonic() >= next_evaluation_s:
                 evaluated = newest
                 evaluator.begin(newest.tree)
-            elif (
-                evaluator.running
-                and turn % (EVALUATION_TURNS * len(actors)) == 0
-                and (rewards := evaluator.step()) is not None
-            ):
-                link.report_evaluation(rewards, evaluated.train_count)
-                next_evaluation_s = time.monotonic() + run_config.eval_interval_s
+            elif evaluator.running and turn % (EVALUATION_TURNS * len(actors)) == 0:
+                rewards = evaluator.step()
+                if rewards is not None:
+                    link.report_evaluation(rewards, evaluated.train_count)
+                    next_evaluation_s = time.monotonic() + run_config.eval_interval_s
         newest, turn = link.newest, turn + 1
     for actor in actors[:turn]:
         link.add(actor.finish(), actor.version)
@@ -147,7 +163,8 @@ class ActorLink:
         self._waiting_for = "its envs to be ready"
         self.newest: Published | None = None
         self.train_count = 0
-        self.actor_num = 1
+        self.rank, self.actors = 0, 1  # which of how many that play now
+        self._counted_s = -math.inf
         self._thread = threading.Thread(target=self._work, name="srl-link", daemon=True)
 
     def __enter__(self) -> "ActorLink":
@@ -286,13 +303,16 @@ class ActorLink:
         )
         text = msgspec.json.encode(status).decode()
         self._beat_at_s = time.monotonic()
-        reply = self._ask(lambda: self._broker.beat(self._lease, text))
+        counts = self._beat_at_s - self._counted_s >= COUNT_S
+        reply = self._ask(lambda: self._broker.beat(self._lease, text, count_actors=counts))
         if reply is not None:
+            if counts:
+                self.rank, self.actors, self._counted_s = reply.rank, reply.actors, self._beat_at_s
             self._note(reply)
         return reply
 
     def _note(self, reply: Reply) -> None:
-        self.train_count, self.actor_num = reply.train_count, reply.actor_num
+        self.train_count = reply.train_count
         self._fetch_newer(reply.version)
 
     def _look(self) -> None:
@@ -327,4 +347,5 @@ class ActorLink:
         self._ask(lambda: self._broker.add_history(self._lease, row, text))
 
     def _ask(self, call: Callable[[], T]) -> T | None:
-        return persist(call, self._broker, self._stop)
+        """Call until the broker answers; where it lost the task, take this actor's place again once it is restored."""
+        return outlast(call, self._broker, self._stop, rejoin=lambda: self._broker.rejoin(self._lease))

@@ -8,14 +8,17 @@ that does it, so a worker that lost its lease, or whose task is over, cannot cha
 import dataclasses
 import json
 import logging
+import random
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from srl.base.errors import BrokerError, BrokerUnreachableError, ProtocolError
+from srl.runner.distribution import scripts
 from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.distribution.wire import PROTOCOL_VERSION, unpacked_bytes
 
@@ -30,170 +33,16 @@ TASKS_KEY = "srl:tasks"
 QUEUE_KEY = "srl:queue"
 LEASE_MS = 8_000
 """A worker that has been silent for this long may be replaced."""
+GONE_S, GONE_POLL_S = 60.0, 0.5
+"""How long a worker or client waits for a task that the broker lost to be restored by its trainer, and how it looks."""
 KEEP_FINISHED_S = 7 * 24 * 3600
 """How long a finished task's parameters, checkpoint and history stay for a client to fetch."""
 MESSAGE_STEPS = 128
 """Transitions that an actor sends at once: enough for few broker commands, few enough to stay fresh."""
+RESTORED_SEQUENCES = 1_000
 HISTORY_LENGTH = 100_000
 EVENT_LENGTH = 100
 FINAL_STATES = ("done", "failed", "cancelled")
-
-_LUA = """
-local function final(state) return state == 'done' or state == 'failed' or state == 'cancelled' end
-local function now_ms()
-  local now = redis.call('TIME')
-  return now[1] * 1000 + math.floor(now[2] / 1000)
-end
-"""
-
-# KEYS: tasks, queue, task, checkpoint. ARGV: id, name, start's train count, checkpoint, fields and values of the task.
-# A repeated call (its answer was lost) changes nothing. Scores increase even within a millisecond.
-_CREATE = (
-    _LUA
-    + """
-if redis.call('EXISTS', KEYS[3]) == 1 then return {} end
-if ARGV[2] ~= '' then
-  for _, task in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-    local other = redis.call('HMGET', 'srl:' .. task .. ':task', 'name', 'state')
-    if other[1] == ARGV[2] and not final(other[2]) then return {other[2]} end
-  end
-end
-local ms = now_ms()
-local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
-if last[2] and tonumber(last[2]) >= ms then ms = tonumber(last[2]) + 1 end
-redis.call('HSET', KEYS[3], 'state', 'waiting', 'created_ms', ms, 'train_count', ARGV[3], 'version', 0,
-  'sent_bytes', 0, 'received_bytes', 0, unpack(ARGV, 5))
-if ARGV[4] ~= '' then redis.call('HSET', KEYS[4], 'blob', ARGV[4], 'id', 0) end
-redis.call('ZADD', KEYS[1], ms, ARGV[1])
-redis.call('ZADD', KEYS[2], ms, ARGV[1])
-return {}
-"""
-)
-
-# KEYS: task, workers. ARGV: role, slots, nonce, lease time.
-# The lease is the token in the task; the last heartbeat says whether its holder is alive. So a holder that
-# was cut off for long goes on where it was, unless somebody else took over meanwhile.
-_ACQUIRE = (
-    _LUA
-    + """
-local state = redis.call('HGET', KEYS[1], 'state')
-if not state or final(state) then return {} end
-local ms = now_ms()
-for slot = 0, tonumber(ARGV[2]) - 1 do
-  local worker = ARGV[1] == 'trainer' and 'trainer' or 'actor-' .. slot
-  local holder = redis.call('HGET', KEYS[1], 'lease:' .. worker)
-  if holder and holder:match(':(.*)$') == ARGV[3] then return {slot, holder} end
-  local beat = holder and redis.call('HGET', KEYS[2], worker)
-  if not beat or ms - tonumber(beat:match('^%d+')) > tonumber(ARGV[4]) then
-    local token = redis.call('HINCRBY', KEYS[1], 'epoch', 1) .. ':' .. ARGV[3]
-    redis.call('HSET', KEYS[1], 'lease:' .. worker, token)
-    redis.call('HSET', KEYS[2], worker, ms .. ' ')
-    if ARGV[1] == 'trainer' then
-      redis.call('HSET', KEYS[1], 'state', 'running')
-      redis.call('HSETNX', KEYS[1], 'started_ms', ms)
-    end
-    return {slot, token}
-  end
-end
-return {}
-"""
-)
-
-# KEYS: task, workers. ARGV: lease, token, worker. What a worker did for a finished task stays to be seen.
-_RELEASE = (
-    _LUA
-    + """
-local task = redis.call('HMGET', KEYS[1], ARGV[1], 'state')
-if task[1] ~= ARGV[2] or final(task[2]) then return 0 end
-redis.call('HDEL', KEYS[2], ARGV[3])
-return redis.call('HDEL', KEYS[1], ARGV[1])
-"""
-)
-
-# KEYS: queue, task, events, experience, then the rest. ARGV: id, state, error, seconds to keep, lease, token.
-_FINISH = (
-    _LUA
-    + """
-local task = redis.call('HMGET', KEYS[2], 'state', ARGV[5])
-if not task[1] or final(task[1]) then return 0 end
-if ARGV[5] ~= '' and task[2] ~= ARGV[6] then return 0 end
-redis.call('HSET', KEYS[2], 'state', ARGV[2], 'error', ARGV[3], 'finished_ms', now_ms())
-redis.call('ZREM', KEYS[1], ARGV[1])
-redis.call('DEL', KEYS[4])
-redis.call('XADD', KEYS[3], '*', 'worker', '', 'message', ARGV[2])
-for i = 2, #KEYS do redis.call('EXPIRE', KEYS[i], ARGV[4]) end
-return 1
-"""
-)
-
-# KEYS: task, events. ARGV: worker, message, length, seconds to keep. Late errors of a finished task are kept as long.
-_ADD_ERROR = (
-    _LUA
-    + """
-local state = redis.call('HGET', KEYS[1], 'state')
-if not state then return 0 end
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'worker', ARGV[1], 'message', ARGV[2])
-if final(state) then redis.call('EXPIRE', KEYS[2], ARGV[4]) end
-return 1
-"""
-)
-
-# Every worker's call begins with this: KEYS[1] is the task, ARGV[1] the lease's field, ARGV[2] its token.
-_FENCE = (
-    _LUA
-    + """
-local task = redis.call('HMGET', KEYS[1], ARGV[1], 'state', 'train_count', 'actor_num', 'version',
-  'backlog_limit', 'sent_bytes', 'received_bytes')
-if task[1] ~= ARGV[2] then return {} end
-if final(task[2]) then return {task[2]} end
-local room = tonumber(task[6]) - tonumber(task[7]) + tonumber(task[8])
-if task[7] == task[8] then room = math.huge end
-local sent = 0
-"""
-)
-_REPLY = "return {task[2], task[3], task[4], task[5], tostring(room), sent}"
-
-_BEAT = _FENCE + "redis.call('HSET', KEYS[2], ARGV[3], now_ms() .. ' ' .. ARGV[4])\n" + _REPLY
-
-_SEND = (
-    _FENCE
-    + """
-if tonumber(ARGV[4]) <= room then
-  redis.call('XADD', KEYS[2], '*', 'd', ARGV[3])
-  redis.call('HINCRBY', KEYS[1], 'sent_bytes', ARGV[4])
-  sent = 1
-end
-"""
-    + _REPLY
-)
-
-# ARGV: the lowest stream id to keep ('' keeps all), fields and values of the task.
-_COMMIT = (
-    _FENCE
-    + """
-if ARGV[3] ~= '' then redis.call('XTRIM', KEYS[2], 'MINID', '=', ARGV[3]) end
-redis.call('HSET', KEYS[1], unpack(ARGV, 4))
-"""
-    + _REPLY
-)
-
-_STORE_CHECKPOINT = (
-    _FENCE
-    + """
-redis.call('HSET', KEYS[2], 'blob', ARGV[3])
-redis.call('HINCRBY', KEYS[2], 'id', 1)
-"""
-    + _REPLY
-)
-
-_ADD_HISTORY = (
-    _FENCE
-    + """
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'row', ARGV[3])
-if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'evaluation', ARGV[5]) end
-"""
-    + _REPLY
-)
 
 _FIELDS = (
     *("name", "state", "error", "created_ms", "started_ms", "finished_ms", "progress", "evaluation", "protocol"),
@@ -207,6 +56,10 @@ _SAFE_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 class LeaseLostError(BrokerError):
     """Somebody else holds the lease now, or the broker lost the task; what this worker still does is refused."""
+
+
+class TaskGoneError(LeaseLostError):
+    """The broker does not know the task: it came back without its data. A trainer that lives restores it."""
 
 
 class TaskOverError(BrokerError):
@@ -249,13 +102,15 @@ class Reply:
         train_count: the run's clock. version: of the newest parameters.
         room: bytes of the largest message that the backlog took before this call, unpacked.
         sent: whether a message was taken; a full backlog refuses it.
+        rank, actors: the actor's number among those that play now and their number, where it asked; else 0.
     """
 
     train_count: int
-    actor_num: int
     version: int
     room: float
     sent: bool
+    rank: int
+    actors: int
 
 
 @dataclass(frozen=True)
@@ -286,6 +141,7 @@ class Position:
 class Committed:
     """What a trainer finds at its start: counters, position and parameters' version of the one before it."""
 
+    train_count: int
     progress: dict[str, Any]
     position: Position
     version: int
@@ -300,6 +156,17 @@ class Broker:
         self.parameters = parameters
         self.redis: Any = client if client is not None else parameters.connect()
         self._scripts: dict[str, Any] = {}
+        self._answering = threading.Lock()
+        self._answers = True
+
+    def note_whether_it_answers(self, error: Exception | None) -> None:
+        """Log that the broker went or came back: once, however many threads of this process notice."""
+        with self._answering:
+            before, self._answers = self._answers, error is None
+        if before and error is not None:
+            logger.warning("the broker at %s does not answer (%s); trying on", self.parameters.address, error)
+        elif not before and error is None:
+            logger.info("the broker at %s answers again", self.parameters.address)
 
     def close(self) -> None:
         """Close the connections."""
@@ -322,26 +189,51 @@ class Broker:
             )
         label = name or re.sub(r"[^A-Za-z0-9_.]+", "-", definition.env["name"])
         task = f"{label}-{secrets.token_hex(4)}"
-        updates, timeout_s = definition.run["max_train_count"], definition.run["timeout"]
         fields = {
-            "name": label,
-            "definition": json.dumps(dataclasses.asdict(definition)),
-            "protocol": definition.protocol,
-            "actor_num": definition.run["actor_num"],
-            "backlog_limit": backlog_limit_bytes,
-            "target_train_count": "" if updates is None else definition.start_train_count + updates,
-            "timeout_s": timeout_s or "",
+            **_fields_of(definition, label, backlog_limit_bytes),
             "progress": json.dumps({"env_steps": definition.start_env_steps}),
         }
         keys = [TASKS_KEY, QUEUE_KEY, _key(task, "task"), _key(task, "checkpoint")]
         arguments = [task, name, definition.start_train_count, checkpoint, *_flat(fields)]
-        conflict = self._run(_CREATE, keys, arguments)
+        conflict = self._run(scripts.CREATE, keys, arguments)
         if conflict:
             raise BrokerError(
                 f"a task called {name!r} is {conflict[0].decode()} at {self.parameters.address}; "
                 "watch it (srl watch), cancel it (srl cancel), or give another task_name"
             )
         return task
+
+    def restore_task(
+        self,
+        lease: Lease,
+        definition: TaskDefinition,
+        *,
+        backlog_limit_bytes: int,
+        elapsed_s: float,
+        train_count: int,
+        progress: Mapping[str, Any],
+        sequences: Mapping[str, int],
+        parameters: tuple[int, bytes],
+        checkpoint: bytes,
+    ) -> bool:
+        """Lay a trainer's task down again where the broker lost it; returns whether it was lost.
+
+        `parameters` are a version and what was published as it, or `b""`; `sequences` are those of all actors.
+        """
+        label, _, _ = lease.task.rpartition("-")
+        fields = {
+            **_fields_of(definition, label, backlog_limit_bytes),
+            "train_count": train_count,
+            "progress": json.dumps(progress),
+            "version": parameters[0],
+            **({"parameters": parameters[1]} if parameters[1] else {}),
+            "epoch": lease.token.partition(":")[0],
+            _lease_field(lease.worker): lease.token,
+            # Of the newest actors: a script takes only so many arguments, and older ones are gone.
+            **{f"{_SEQUENCE}{actor}": number for actor, number in list(sequences.items())[-RESTORED_SEQUENCES:]},
+        }
+        keys = [TASKS_KEY, QUEUE_KEY, *(_key(lease.task, part) for part in ("task", "workers", "checkpoint"))]
+        return bool(self._run(scripts.RESTORE, keys, [lease.task, checkpoint, int(elapsed_s * 1000), *_flat(fields)]))
 
     def find_task(self, name: str = "") -> str | None:
         """Return the newest task that has this id or name, or the newest of all; `None` where there is none."""
@@ -369,7 +261,7 @@ class Broker:
         """Return a task's definition; `ProtocolError` where another version of SRL wrote it."""
         text, protocol = self.redis.hmget(_key(task, "task"), "definition", "protocol")
         if text is None:
-            raise BrokerError(_gone(task, self.parameters.address))
+            raise TaskGoneError(_gone(task, self.parameters.address))
         check_protocol(task, int(protocol))
         return TaskDefinition(**json.loads(text))
 
@@ -380,7 +272,7 @@ class Broker:
     def snapshot(self, task: str) -> dict[str, Any]:
         """Return everything a status needs, all of one moment: fields, worker statuses, checkpoint number, time.
 
-        Raises `BrokerError` where the task is gone.
+        Raises `TaskGoneError` where the task is gone.
         """
         with self.redis.pipeline(transaction=True) as pipe:
             pipe.hmget(_key(task, "task"), *_FIELDS)
@@ -389,7 +281,7 @@ class Broker:
             pipe.time()
             values, workers, checkpoint, now = pipe.execute()
         if values[0] is None:
-            raise BrokerError(_gone(task, self.parameters.address))
+            raise TaskGoneError(_gone(task, self.parameters.address))
         beats = {name.decode(): value.decode().partition(" ") for name, value in workers.items()}
         return {
             "fields": _present(_FIELDS, values),
@@ -409,7 +301,7 @@ class Broker:
         parts = ("task", "events", "experience", "checkpoint", "history", "workers")
         keys = [QUEUE_KEY, *(_key(task, part) for part in parts)]
         holder = [_lease_field(lease.worker), lease.token] if lease is not None else ["", ""]
-        return bool(self._run(_FINISH, keys, [task, state, error, KEEP_FINISHED_S, *holder]))
+        return bool(self._run(scripts.FINISH, keys, [task, state, error, KEEP_FINISHED_S, *holder]))
 
     def parameter_version(self, task: str) -> int:
         """Return the version of the newest published parameters, 0 before the first."""
@@ -433,7 +325,7 @@ class Broker:
     def add_error(self, task: str, worker: str, message: str) -> None:
         """Leave an error for the client to read."""
         keys = [_key(task, part) for part in ("task", "events")]
-        self._run(_ADD_ERROR, keys, [worker, message, EVENT_LENGTH, KEEP_FINISHED_S])
+        self._run(scripts.ADD_ERROR, keys, [worker, message, EVENT_LENGTH, KEEP_FINISHED_S])
 
     def events(self, task: str, after: str = "0", block_ms: int | None = None) -> list[Event]:
         """Return what came after an event's id: errors of workers, and the task's end; waits for one if asked."""
@@ -448,24 +340,29 @@ class Broker:
         A lease is free when nobody has it, or its holder has been silent for `LEASE_MS`.
         """
         keys = [_key(task, part) for part in ("task", "workers")]
-        taken = self._run(_ACQUIRE, keys, [role, slots, secrets.token_hex(8), LEASE_MS])
+        taken = self._run(scripts.ACQUIRE, keys, [role, slots, secrets.token_hex(8), LEASE_MS])
         return Lease(task, role, int(taken[0]), taken[1].decode()) if taken else None
 
     def release(self, lease: Lease) -> None:
         """Give a lease back at once, so that the next worker need not wait for it to run out."""
         keys = [_key(lease.task, part) for part in ("task", "workers")]
-        self._run(_RELEASE, keys, [_lease_field(lease.worker), lease.token, lease.worker])
+        self._run(scripts.RELEASE, keys, [_lease_field(lease.worker), lease.token, lease.worker])
 
-    # All calls below raise `LeaseLostError` where another worker took over, `TaskOverError` where the task has
-    # ended; both mean that nothing was written.
+    def rejoin(self, lease: Lease) -> bool:
+        """Take an actor's place again in a task that was gone; returns whether the task is there."""
+        keys = [_key(lease.task, part) for part in ("task", "workers")]
+        return bool(self._run(scripts.REJOIN, keys, [_lease_field(lease.worker), lease.token, lease.worker]))
 
-    def beat(self, lease: Lease, status: str) -> Reply:
-        """Keep the lease and leave a status (JSON)."""
-        return self._fenced(_BEAT, lease, "workers", [lease.worker, status])
+    # All calls below raise `LeaseLostError` where another worker took over, `TaskGoneError` where the broker lost the
+    # task, `TaskOverError` where it has ended; all mean that nothing was written.
+
+    def beat(self, lease: Lease, status: str, *, count_actors: bool = False) -> Reply:
+        """Keep the lease and leave a status (JSON); an actor may ask which of how many it is."""
+        return self._fenced(scripts.BEAT, lease, "workers", [lease.worker, status, LEASE_MS if count_actors else ""])
 
     def add_history(self, lease: Lease, row: Mapping[str, Any], evaluation: str = "") -> None:
         """Append a history row, and with it the evaluation (JSON) that the status shows."""
-        self._fenced(_ADD_HISTORY, lease, "history", [json.dumps(row), HISTORY_LENGTH, evaluation])
+        self._fenced(scripts.ADD_HISTORY, lease, "history", [json.dumps(row), HISTORY_LENGTH, evaluation])
 
     # --- experience, parameters, checkpoints --------------------------------------------------------
 
@@ -475,7 +372,7 @@ class Broker:
         It counts what messages hold, whatever compression saves. An empty backlog takes any message, so that one
         above the limit is not stuck for ever.
         """
-        return self._fenced(_SEND, lease, "experience", [message, unpacked_bytes(message)])
+        return self._fenced(scripts.SEND, lease, "experience", [message, unpacked_bytes(message)])
 
     def receive(self, task: str, after: str, count: int, block_ms: int) -> list[tuple[str, bytes]]:
         """Return (id, message) of what came after an id; waits up to `block_ms` for the first.
@@ -507,17 +404,18 @@ class Broker:
             keep_from = f"{milliseconds}-{int(number or 0) + 1}"
         if parameters is not None:
             fields["version"], fields["parameters"] = parameters
-        self._fenced(_COMMIT, lease, "experience", [keep_from, *_flat(fields)])
+        self._fenced(scripts.COMMIT, lease, "experience", [keep_from, *_flat(fields)])
 
     def committed(self, task: str) -> Committed:
         """Return where the last commit left the task, for the next trainer to go on from."""
         fields = {name.decode(): value for name, value in self.redis.hgetall(_key(task, "task")).items()}
         if not fields:
-            raise LeaseLostError(_gone(task, self.parameters.address))
+            raise TaskGoneError(_gone(task, self.parameters.address))
         sequences = {
             name.removeprefix(_SEQUENCE): int(value) for name, value in fields.items() if name.startswith(_SEQUENCE)
         }
         return Committed(
+            train_count=int(fields["train_count"]),
             progress=json.loads(fields["progress"]),
             position=Position("0", int(fields["received_bytes"]), sequences),
             version=int(fields["version"]),
@@ -527,7 +425,7 @@ class Broker:
 
     def store_checkpoint(self, lease: Lease, blob: bytes) -> None:
         """Keep a learner state from which another trainer, or the client, can go on."""
-        self._fenced(_STORE_CHECKPOINT, lease, "checkpoint", [blob])
+        self._fenced(scripts.STORE_CHECKPOINT, lease, "checkpoint", [blob])
 
     def _listed(self, key: str, names: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
         """Return the tasks of a list that exist, with some of their fields, and forget those that do not."""
@@ -552,17 +450,35 @@ class Broker:
         keys = [_key(lease.task, "task"), _key(lease.task, part)]
         values = self._run(script, keys, [_lease_field(lease.worker), lease.token, *arguments])
         if not values:
-            raise LeaseLostError(f"{lease.worker} was replaced in task {lease.task!r}, or the broker lost that task")
+            raise LeaseLostError(f"{lease.worker} was replaced in task {lease.task!r}")
         if len(values) == 1:
-            raise TaskOverError(f"task {lease.task!r} is {values[0].decode()}")
-        _, train_count, actor_num, version, room, sent = values
-        return Reply(int(train_count), int(actor_num), int(version), float(room), bool(sent))
+            state = values[0].decode()
+            if state == "gone":
+                raise TaskGoneError(_gone(lease.task, self.parameters.address))
+            raise TaskOverError(f"task {lease.task!r} is {state}")
+        train_count, version, room, sent, rank, actors = values
+        return Reply(int(train_count), int(version), float(room), bool(sent), int(rank), int(actors))
 
     def _run(self, script: str, keys: list[str], arguments: list[Any]) -> Any:
         registered = self._scripts.get(script)
         if registered is None:
             registered = self._scripts[script] = self.redis.register_script(script)
         return registered(keys=keys, args=arguments)
+
+
+def _fields_of(definition: TaskDefinition, label: str, backlog_limit_bytes: int) -> dict[str, Any]:
+    """Return the fields of a task that never change."""
+    updates, timeout_s = definition.run["max_train_count"], definition.run["timeout"]
+    return {
+        "name": label,
+        "definition": json.dumps(dataclasses.asdict(definition)),
+        "protocol": definition.protocol,
+        "actor_num": definition.run["actor_num"],
+        "backlog_limit": backlog_limit_bytes,
+        "actor_backlog": backlog_limit_bytes // definition.run["actor_num"],
+        "target_train_count": "" if updates is None else definition.start_train_count + updates,
+        "timeout_s": timeout_s or "",
+    }
 
 
 def check_protocol(task: str, protocol: int) -> None:
@@ -577,33 +493,58 @@ def check_protocol(task: str, protocol: int) -> None:
 def persist(
     call: Callable[[], T], broker: Broker, stop: threading.Event, meanwhile: Callable[[], None] | None = None
 ) -> T | None:
-    """Call until the broker answers, with back-off and one log line each time it goes or comes back.
+    """Call until the broker answers, with back-off and jitter, so that many do not come back at the same moment.
 
     Returns `None` when `stop` was set before that. Anything but a lost connection is raised, and what
     `meanwhile`, called before each new try, raises.
     """
     import redis
 
-    delay_s, lost = 0.1, False
+    delay_s = 0.1
     while True:
         try:
             answer = call()
-        # While one server takes over from another, the old one answers that it is read-only.
-        except (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError) as error:
+        except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError) as error:
             if isinstance(error, redis.AuthenticationError):
                 raise BrokerError(f"the broker at {broker.parameters.address} refused the log-in: {error}") from error
-            if not lost:
-                logger.warning("the broker at %s does not answer (%s); trying on", broker.parameters.address, error)
-            lost = True
-            if stop.wait(delay_s):
+            if isinstance(error, redis.ResponseError) and not _passes(error):
+                raise
+            broker.note_whether_it_answers(error)
+            if stop.wait(delay_s * random.uniform(0.5, 1.0)):
                 return None
             if meanwhile is not None:
                 meanwhile()
             delay_s = min(2 * delay_s, 2.0)
         else:
-            if lost:
-                logger.info("the broker at %s answers again", broker.parameters.address)
+            broker.note_whether_it_answers(None)
             return answer
+
+
+def outlast(
+    call: Callable[[], T],
+    broker: Broker,
+    stop: threading.Event,
+    meanwhile: Callable[[], None] | None = None,
+    rejoin: Callable[[], Any] | None = None,
+) -> T | None:
+    """Call as `persist` does, and wait where the broker lost the task until its trainer has restored it.
+
+    `rejoin` is called before each new try. Raises `TaskGoneError` where nobody restores the task within `GONE_S`.
+    """
+    since_s: float | None = None
+    while True:
+        try:
+            return persist(call, broker, stop, meanwhile)
+        except TaskGoneError as error:
+            if since_s is None:
+                since_s = time.monotonic()
+                logger.warning("%s; waiting for its trainer to restore it", error)
+            if time.monotonic() - since_s > GONE_S or stop.wait(GONE_POLL_S):
+                raise
+        if meanwhile is not None:
+            meanwhile()
+        if rejoin is not None:
+            persist(rejoin, broker, stop, meanwhile)
 
 
 def once(call: Callable[[], T], broker: Broker) -> T:
@@ -616,10 +557,20 @@ def once(call: Callable[[], T], broker: Broker) -> T:
         raise BrokerUnreachableError(f"the broker at {broker.parameters.address} does not answer: {error}") from error
 
 
+def _passes(error: Exception) -> bool:
+    """Whether a server's answer is about a state that it will leave.
+
+    While one server takes over from another, the old one is read-only; one whose disk is full refuses writes.
+    """
+    import redis
+
+    return isinstance(error, redis.ReadOnlyError) or "MISCONF" in str(error)
+
+
 def _gone(task: str, address: str) -> str:
     return (
         f"the task {task!r} is not at {address} any more: the broker was restarted without its data, or "
-        f"the task ended more than {KEEP_FINISHED_S // 86400} days ago; create it again"
+        f"the task ended more than {KEEP_FINISHED_S // 86400} days ago"
     )
 
 

@@ -27,6 +27,7 @@ _logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 15.0
 _STOP_TIMEOUT_S = 5.0
+_MOST_RESTARTS = 3
 _MAX_SOCKET_PATH = 100
 """Systems take 104 to 108 bytes."""
 
@@ -59,6 +60,7 @@ class EmbeddedBroker:
         self._password = secrets.token_hex(32)
         self._folder: Path | None = None
         self._server: _Server | None = None
+        self._restarts = 0
         if port is not None and not RedisParameters(host=host).is_local:
             raise ConfigError(f"an embedded broker listens on this machine only, not on {host!r}; run a server there")
 
@@ -124,9 +126,19 @@ class EmbeddedBroker:
         atexit.unregister(self.stop)
 
     def check(self) -> None:
-        """Raise `BrokerError` with the end of its log where the server has ended by itself."""
-        if self._server is not None and self._server.process.poll() is not None:
-            raise BrokerError(f"the embedded broker ended; its log ends:\n{self._server.log_tail()}")
+        """Start the server again where it has ended by itself: empty, at the same address.
+
+        Trainers restore their tasks there. Raises `BrokerError` with the end of its log where it ended too often.
+        """
+        if self._server is None or self._server.process.poll() is None:
+            return
+        tail = self._server.log_tail()
+        if self._restarts == _MOST_RESTARTS:
+            raise BrokerError(f"the embedded broker ended, again; its log ends:\n{tail}")
+        self._restarts += 1
+        _logger.error("the embedded broker ended and is started again; its log ends:\n%s", tail)
+        self.stop()
+        self.start()
 
     def _configuration(self) -> str:
         assert self._folder is not None

@@ -5,6 +5,7 @@ Workers are new interpreters (`python -m srl.runner.distribution.worker`), so a 
 when their standard input closes, which also happens when this process is killed.
 """
 
+import logging
 import os
 import subprocess
 import sys
@@ -18,7 +19,11 @@ from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.distribution.servers import actor_environment
 from srl.runner.plugins import PLUGINS_VARIABLE
 
+logger = logging.getLogger("srl")
+
 STOP_S = 10.0
+RESTARTS, RESTARTS_WITHIN_S = 3, 60.0
+"""A worker that ends by itself more often than this is given up."""
 
 
 class LocalWorkers:
@@ -27,14 +32,24 @@ class LocalWorkers:
     Args:
         log_dir: where each worker's output goes, `trainer.log` and `actor-0.log`.
         allow: modules that workers may import for own envs, algorithms and processors.
+        work_dir: where the trainer's memory has its files, so that one that is killed does not take it along.
     """
 
-    def __init__(self, redis_params: RedisParameters, actor_num: int, log_dir: Path, allow: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        redis_params: RedisParameters,
+        actor_num: int,
+        log_dir: Path,
+        allow: Sequence[str] = (),
+        work_dir: Path | None = None,
+    ) -> None:
         self._parameters = redis_params
         self._names = ["trainer", *(f"actor-{slot}" for slot in range(actor_num))]
         self._log_dir = log_dir
         self._allow = allow
+        self._work_dir = work_dir
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._ended_s: dict[str, list[float]] = {}
         self._logs: list[IO[bytes]] = []
 
     def __enter__(self) -> "LocalWorkers":
@@ -68,13 +83,25 @@ class LocalWorkers:
         return {name: process.pid for name, process in self._processes.items()}
 
     def check(self) -> None:
-        """Raise `WorkerError` with the end of its log where a worker has ended by itself."""
-        for name, process in self._processes.items():
+        """Start workers again that have ended by themselves.
+
+        Raises `WorkerError` with the end of its log where one does so again and again.
+        """
+        for name, process in list(self._processes.items()):
             code = process.poll()
-            if code is not None:
-                path = self._log_dir / f"{name}.log"
-                tail = "\n".join(path.read_text(errors="replace").splitlines()[-20:])
-                raise WorkerError(f"{name} ended with exit code {code}; the end of {path}:\n{tail}")
+            if code is None:
+                continue
+            path = self._log_dir / f"{name}.log"
+            tail = "\n".join(path.read_text(errors="replace").splitlines()[-20:])
+            now_s = time.monotonic()
+            recent = [ended_s for ended_s in self._ended_s.get(name, []) if now_s - ended_s < RESTARTS_WITHIN_S]
+            self._ended_s[name] = [*recent, now_s]
+            if len(recent) >= RESTARTS:
+                raise WorkerError(f"{name} ended with exit code {code}, again; the end of {path}:\n{tail}")
+            logger.error("%s ended with exit code %d and is started again; the end of %s:\n%s", name, code, path, tail)
+            assert process.stdin is not None
+            process.stdin.close()
+            self._start(name)
 
     def _start(self, name: str) -> None:
         role = name.partition("-")[0]
@@ -84,12 +111,15 @@ class LocalWorkers:
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             PLUGINS_VARIABLE: ",".join(self._allow),
         }
+        command = [sys.executable, "-m", "srl.runner.distribution.worker", role]
         if role == "actor":
             environment |= actor_environment()
-        log = (self._log_dir / f"{name}.log").open("wb")
+        elif self._work_dir is not None:
+            command.append(str(self._work_dir))
+        log = (self._log_dir / f"{name}.log").open("ab")
         self._logs.append(log)
         self._processes[name] = subprocess.Popen(
-            [sys.executable, "-m", "srl.runner.distribution.worker", role],
+            command,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Literal
 
 from srl.base.errors import ConfigError, EnvError, MissingExtraError, ProtocolError, SrlError
 from srl.runner.distribution.broker import (
+    LEASE_MS,
     Broker,
     Lease,
     LeaseLostError,
@@ -25,6 +27,7 @@ from srl.runner.distribution.broker import (
     persist,
 )
 from srl.runner.distribution.parameters import RedisParameters
+from srl.runner.distribution.work_dir import remove_finished, task_directory
 from srl.runner.plugins import load_plugins
 from srl.runner.shutdown import stop_on_signals
 
@@ -32,6 +35,11 @@ logger = logging.getLogger("srl")
 
 IDLE_S = 0.5
 """How often an idle worker looks for tasks."""
+SPARE_S = 1.5 * LEASE_MS / 1000
+"""An actor that found no place for this long is no replacement for another: it joins beyond the number asked for."""
+
+
+MOST_ACTORS = 10_000
 
 
 def trainer_run_forever(
@@ -60,16 +68,20 @@ def trainer_run_forever(
     from srl.runner.distribution.trainer_server import serve_trainer
 
     def serve(broker: Broker, lease: Lease, definition: TaskDefinition, halt: threading.Event) -> None:
-        directory = Path(work_dir) / lease.task if work_dir is not None else None
+        if work_dir is None:
+            serve_trainer(broker, lease, definition, None, halt)
+            return
+        persist(lambda: remove_finished(broker, Path(work_dir)), broker, halt)
         over = False  # an unfinished task's files serve its next trainer
-        try:
-            over = serve_trainer(broker, lease, definition, directory, halt)
-        except Exception as error:
-            over = not isinstance(error, LeaseLostError)
-            raise
-        finally:
-            if directory is not None and over:
-                shutil.rmtree(directory, ignore_errors=True)
+        with task_directory(Path(work_dir), lease.task) as directory:
+            try:
+                over = serve_trainer(broker, lease, definition, directory, halt)
+            except Exception as error:
+                over = not isinstance(error, LeaseLostError)
+                raise
+            finally:
+                if over and directory is not None:
+                    shutil.rmtree(directory, ignore_errors=True)
 
     _serve_forever("trainer", redis_params, serve, allow, stop)
 
@@ -126,20 +138,23 @@ def _serve_forever(
             return
         broker = Broker(redis_params)
         refused: set[str] = set()
+        idle_since_s = time.monotonic()
         logger.info("%s: waiting for tasks at %s", role, redis_params.address)
         while not halt.is_set():
-            lease = persist(lambda: _find_work(broker, role, refused), broker, halt)
+            spare = role == "actor" and time.monotonic() - idle_since_s > SPARE_S
+            lease = persist(lambda: _find_work(broker, role, refused, spare), broker, halt)  # noqa: B023
             if lease is None:
                 halt.wait(IDLE_S)
                 continue
             logger.info("%s: serving task %s", lease.worker, lease.task)
             _serve_one(broker, lease, serve, halt, refused)
+            idle_since_s = time.monotonic()
         broker.close()
         logger.info("%s: stopped", role)
 
 
-def _find_work(broker: Broker, role: Literal["trainer", "actor"], refused: set[str]) -> Lease | None:
-    """Return a lease of the oldest unfinished task that has room for this role."""
+def _find_work(broker: Broker, role: Literal["trainer", "actor"], refused: set[str], spare: bool) -> Lease | None:
+    """Return a lease of the oldest unfinished task that has room for this role; a `spare` actor fits everywhere."""
     for task, fields in broker.open_tasks():
         wanted = broker.parameters.task_name
         if task in refused or not broker.is_safe(task) or (wanted and wanted not in (task, fields["name"])):
@@ -152,7 +167,8 @@ def _find_work(broker: Broker, role: Literal["trainer", "actor"], refused: set[s
             logger.error("%s: %s", role, error)
             broker.add_error(task, f"{role} on {socket.gethostname()}", str(error))
             continue
-        lease = broker.acquire(task, role, 1 if role == "trainer" else int(fields["actor_num"]))
+        slots = 1 if role == "trainer" else MOST_ACTORS if spare else int(fields["actor_num"])
+        lease = broker.acquire(task, role, slots)
         if lease is not None:
             return lease
     return None

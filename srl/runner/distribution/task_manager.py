@@ -16,7 +16,7 @@ from srl.base.env import EnvConfig
 from srl.base.errors import BrokerError, WorkerError
 from srl.base.spaces import Spaces
 from srl.runner.checkpoint import save_checkpoint
-from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, TaskDefinition, once, persist
+from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, TaskDefinition, once, outlast, persist
 from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.distribution.wire import decode_tree, encode_tree
 from srl.runner.history import HistoryWriter
@@ -133,7 +133,7 @@ class TaskManager:
         Raises:
             WorkerError: the task failed; the message has the worker's traceback.
             ProtocolError: another version of SRL made the task.
-            BrokerError: the task is gone; the broker lost its data.
+            TaskGoneError: the broker lost the task, and no trainer restored it.
         """
         task, deadline_s = self.task, None if timeout is None else time.monotonic() + timeout
         self._once(lambda: self._broker.definition(task))
@@ -144,11 +144,11 @@ class TaskManager:
             _Keeper(self._broker, task, checkpoint_save_dir, history_save_dir) as keeper,
         ):
             while not ending.is_set():
-                snapshot = persist(lambda: self._broker.snapshot(task), self._broker, ending, check) or snapshot
+                snapshot = outlast(lambda: self._broker.snapshot(task), self._broker, ending, check) or snapshot
                 if snapshot is None:
                     break
                 status = _run_status(task, snapshot)
-                persist(functools.partial(keeper.take, snapshot), self._broker, ending, check)
+                outlast(functools.partial(keeper.take, snapshot), self._broker, ending, check)
                 shown.update(status)
                 late = deadline_s is not None and time.monotonic() >= deadline_s
                 if status.finished or late:

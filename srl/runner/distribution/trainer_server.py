@@ -18,8 +18,18 @@ import numpy as np
 
 from srl.base.algorithm import Tree
 from srl.base.errors import ProtocolError
+from srl.base.segment import Segment
 from srl.base.spaces import Spaces
-from srl.runner.distribution.broker import Broker, Committed, Lease, Position, TaskDefinition, persist
+from srl.runner.distribution.broker import (
+    Broker,
+    Committed,
+    Lease,
+    Position,
+    TaskDefinition,
+    TaskGoneError,
+    persist,
+)
+from srl.runner.distribution.keeper import BEAT_S, Heartbeat, TaskKeeper
 from srl.runner.distribution.wire import Experience, decode_experience, decode_tree, encode_tree, unpacked_bytes
 from srl.runner.plugins import config_from_dict
 from srl.runner.run_config import RunConfig
@@ -30,8 +40,8 @@ logger = logging.getLogger("srl")
 
 T = TypeVar("T")
 
-BEAT_S = 1.0
-"""Seconds between heartbeats, and between history rows."""
+CHECKPOINT_SHARE = 0.01
+"""Most of its time that the learning loop may spend on checkpoints."""
 PARAMETER_BYTES_PER_S = 1_000_000
 """Most that parameters may take of the network, for each actor that fetches them."""
 MESSAGES_AT_ONCE = 32
@@ -48,37 +58,6 @@ class Snapshot:
     trainer_state: dict[str, Any] | None
 
 
-class Heartbeat:
-    """Keeps a trainer's lease while something takes long; a context manager, which raises what the broker refused."""
-
-    def __init__(self, broker: Broker, lease: Lease, stop: threading.Event, waiting_for: str) -> None:
-        status = TrainerStatus(worker=lease.worker, waiting_for=waiting_for)
-        self._text = msgspec.json.encode(status).decode()
-        self._broker = broker
-        self._lease = lease
-        self._stop = stop
-        self._ended = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._beat, name="srl-heartbeat", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        if self._failure is not None and exception[0] is None:
-            raise self._failure
-
-    def _beat(self) -> None:
-        try:
-            while not self._ended.is_set():
-                persist(lambda: self._broker.beat(self._lease, self._text), self._broker, self._stop)
-                self._ended.wait(BEAT_S)
-        except BaseException as error:
-            self._failure = error
-
-
 def serve_trainer(
     broker: Broker, lease: Lease, definition: TaskDefinition, directory: Path | None, stop: threading.Event
 ) -> bool:
@@ -87,52 +66,57 @@ def serve_trainer(
     Args:
         directory: for the memory's files, or `None`.
     """
-    with Heartbeat(broker, lease, stop, "its memory and its network to be ready"):
+    committed = persist(lambda: broker.committed(lease.task), broker, stop)
+    found = persist(lambda: broker.checkpoint_blob(lease.task), broker, stop)
+    if committed is None or found is None:
+        return False
+    _, checkpoint = found
+    keeper = TaskKeeper(broker, lease, definition, committed, checkpoint or b"", stop)
+    with Heartbeat(keeper, "its memory and its network to be ready"):
         config = config_from_dict(definition.rl)
         spaces, seed = Spaces.from_dict(definition.spaces), int(definition.run["seed"])
         logger.info("trainer: %s", config.preflight(spaces, directory))
         memory = config.make_memory(spaces, seed, directory)
         trainer = Trainer(config, spaces, config.make_learner(spaces, seed), memory, distributed=True)
         trainer.prepare()
-        committed = persist(lambda: broker.committed(lease.task), broker, stop)
-        checkpoint = persist(lambda: broker.checkpoint_blob(lease.task), broker, stop)
-        if committed is None or checkpoint is None:
-            return False
-        if checkpoint[1] is not None:
-            tree, metadata = decode_tree(checkpoint[1])
+        if checkpoint is not None:
+            tree, metadata = decode_tree(checkpoint)
             trainer.learner.set_state(tree["learner"])
             state = json.loads(str(metadata["state"]))
             if "limiter" in state:
                 trainer.set_state(state)
+                # Data that came after this checkpoint is there; the updates on it are done again.
+                trainer.count(committed.progress.get("env_steps", 0) - state["env_steps"])
+        if checkpoint is not None or committed.version:
             logger.info("trainer: task %s goes on at %d updates", lease.task, trainer.train_count)
-    return TrainerSession(broker, lease, definition, trainer, committed, stop).run()
+    return TrainerSession(keeper, trainer, config.n_step_frames, committed, stop).run()
 
 
 class TrainerSession:
     """The threads that train; counters go on from what an earlier trainer, or the client, committed."""
 
     def __init__(
-        self,
-        broker: Broker,
-        lease: Lease,
-        definition: TaskDefinition,
-        trainer: Trainer,
-        committed: Committed,
-        stop: threading.Event,
+        self, keeper: TaskKeeper, trainer: Trainer, n_step: int, committed: Committed, stop: threading.Event
     ) -> None:
-        self._broker = broker
-        self._lease = lease
-        self._definition = definition
-        self._run_config = RunConfig.from_dict(definition.run)
+        self._keeper = keeper
+        self._broker = keeper.broker
+        self._lease = keeper.lease
+        self._definition = keeper.definition
+        self._run_config = RunConfig.from_dict(keeper.definition.run)
         self._trainer = trainer
+        self._n_step = n_step
         self._stop = stop
         self._over = threading.Event()  # nothing more to do: the run's end or a failure
         self._failure: BaseException | None = None
         self._counting = threading.Lock()
         self._env_steps: int = committed.progress.get("env_steps", 0)
         self._episodes: int = committed.progress.get("episodes", 0)
+        self._messages_lost: int = committed.progress.get("messages_lost", 0)
         self._sequences = dict(committed.position.sequences)
         self._position = self._committed = committed.position
+        self._restored = 0
+        self._stored = trainer.memory.position
+        self._stored_already = self._stored_since(committed.progress.get("stored"))
         self._commit_at_once_bytes = committed.backlog_limit_bytes / 2
         self._committing = threading.Lock()
         self._version = committed.version
@@ -144,7 +128,8 @@ class TrainerSession:
         self._snapshot_wanted = threading.Event()
         self._snapshot_ready = threading.Event()
         self._checkpoint_wanted = False
-        self._started_s = time.monotonic() - committed.elapsed_s
+        self._checkpoint_s = 0.0
+        self._checkpoint_count = trainer.train_count
         self._rates = Rates(trainer.train_count, self._env_steps)
 
     def run(self) -> bool:
@@ -164,7 +149,7 @@ class TrainerSession:
                 thread.join()
         if self._failure is not None:
             raise self._failure
-        with Heartbeat(self._broker, self._lease, self._stop, "its last checkpoint to be stored"):
+        with Heartbeat(self._keeper, "its last checkpoint to be stored"):
             self._publish(self._take_snapshot(with_state=True))
         self._report()
         if not self._finished():
@@ -200,12 +185,13 @@ class TrainerSession:
 
     def _take_snapshot(self, *, with_state: bool) -> Snapshot:
         trainer = self._trainer
-        return Snapshot(
-            trainer.train_count,
-            trainer.parameters,
-            trainer.learner.get_state() if with_state else None,
-            {**trainer.get_state(), "env_steps": self._env_steps} if with_state else None,
-        )
+        if not with_state:
+            return Snapshot(trainer.train_count, trainer.parameters, None, None)
+        started_s = time.monotonic()
+        state = {**trainer.get_state(), "env_steps": self._env_steps}
+        snapshot = Snapshot(trainer.train_count, trainer.parameters, trainer.learner.get_state(), state)
+        self._checkpoint_s = time.monotonic() - started_s
+        return snapshot
 
     # --- experience ----------------------------------------------------------------------------------
 
@@ -223,23 +209,53 @@ class TrainerSession:
     def _receive(self) -> list[tuple[str, bytes]]:
         return self._broker.receive(self._lease.task, self._position.last, MESSAGES_AT_ONCE, BLOCK_MS)
 
+    def _stored_since(self, stored: Mapping[str, int] | None) -> int:
+        """Return how many segments the memory's files hold beyond what was committed.
+
+        Whoever trained before was killed between the two. Their messages are still at the broker and come again, in
+        the same order.
+        """
+        if stored is None:
+            return 0
+        if stored["identity"] != self._stored.identity:
+            logger.warning("trainer: the memory of the trainer before is not here; it fills anew")
+            return 0
+        return max(0, self._stored.segments - stored["segments"])
+
+    def _not_stored(self, segments: list[Segment]) -> list[Segment]:
+        """Return the segments without those at their start that the memory's files hold already."""
+        start = counted = 0
+        while start < len(segments) and self._stored_already:
+            transitions = len(segments[start].transitions(self._n_step))
+            self._stored_already -= transitions > 0
+            counted += transitions
+            start += 1
+        if counted:
+            self._trainer.count(counted)
+        return segments[start:]
+
     def _insert(self, messages: list[tuple[str, bytes]]) -> None:
         fresh: dict[str, int] = {}
         arrived: list[Experience] = []
+        lost = 0
         for _, message in messages:
             try:
                 experience = decode_experience(message)
             except ProtocolError as error:
                 self._refuse(error)
                 continue
-            if experience.sequence > max(self._sequences.get(experience.actor, -1), fresh.get(experience.actor, -1)):
+            before = max(self._sequences.get(experience.actor, -1), fresh.get(experience.actor, -1))
+            if experience.sequence > before:
                 fresh[experience.actor] = experience.sequence
+                lost += experience.sequence - before - 1
                 arrived.append(experience)  # the others were sent again after an answer was lost
         segments = [segment for experience in arrived for segment in experience.segments]
-        self._trainer.insert(segments)
+        self._trainer.insert(self._not_stored(segments))
         rewards = [reward for experience in arrived for reward in experience.episode_rewards]
-        received_bytes = self._position.received_bytes + sum(unpacked_bytes(message) for _, message in messages)
         with self._counting:
+            received_bytes = self._position.received_bytes + sum(unpacked_bytes(message) for _, message in messages)
+            self._stored = self._trainer.memory.position
+            self._messages_lost += lost
             self._sequences |= fresh
             self._env_steps += sum(experience.env_steps for experience in arrived)
             self._episodes += len(rewards)
@@ -261,11 +277,10 @@ class TrainerSession:
     def _publish_forever(self) -> None:
         parameter_bytes = sum(array.nbytes for array in _arrays(self._trainer.parameters))
         interval_s = max(self._run_config.parameter_send_interval_s, parameter_bytes / PARAMETER_BYTES_PER_S, 0.005)
-        checkpoint_s = self._run_config.checkpoint_interval_s
-        next_checkpoint_s = time.monotonic() + checkpoint_s
+        next_checkpoint_s = time.monotonic() + self._run_config.checkpoint_interval_s
         while not (self._stop.is_set() or self._over.is_set()):
             self._over.wait(interval_s)
-            self._checkpoint_wanted = time.monotonic() >= next_checkpoint_s
+            self._checkpoint_wanted = self._is_checkpoint_due(next_checkpoint_s)
             self._snapshot_wanted.set()
             if not self._snapshot_ready.wait(BLOCK_MS / 1000):
                 self._commit()  # a slow update must not keep actors waiting
@@ -275,44 +290,68 @@ class TrainerSession:
             assert snapshot is not None
             self._publish(snapshot)
             if snapshot.learner_state is not None:
-                next_checkpoint_s = time.monotonic() + checkpoint_s
+                next_checkpoint_s = time.monotonic() + self._run_config.checkpoint_interval_s
+
+    def _is_checkpoint_due(self, at_s: float) -> bool:
+        config = self._run_config
+        updates = self._trainer.train_count - self._checkpoint_count
+        earliest_s = at_s - config.checkpoint_interval_s + self._checkpoint_s / CHECKPOINT_SHARE
+        now_s = time.monotonic()
+        return now_s >= earliest_s and (now_s >= at_s or updates >= config.checkpoint_interval_updates)
 
     def _publish(self, snapshot: Snapshot) -> None:
         metadata: dict[str, Any] = {"train_count": snapshot.train_count}
         if snapshot.train_count == self._published_train_count:
             self._commit()
-        else:
-            self._commit(encode_tree(snapshot.parameters, metadata))
+        elif self._commit(encode_tree(snapshot.parameters, metadata)):
             self._published_train_count = snapshot.train_count
         if snapshot.learner_state is not None:
             tree = {"parameters": snapshot.parameters, "learner": snapshot.learner_state}
             checkpoint = encode_tree(tree, {**metadata, "state": json.dumps(snapshot.trainer_state)})
             self._ask(lambda: self._broker.store_checkpoint(self._lease, checkpoint))
+            self._keeper.keep_checkpoint(checkpoint)
+            self._checkpoint_count = snapshot.train_count
 
-    def _commit(self, parameters: bytes | None = None) -> None:
+    def _commit(self, parameters: bytes | None = None) -> bool:
+        """Leave counters and `parameters` at the broker; returns whether it took them."""
         with self._committing:
             with self._counting:
-                position, progress = self._position, self._progress()
+                if self._restored != self._keeper.restored:
+                    # The stream is another one now, and nothing of it is counted yet.
+                    self._restored = self._keeper.restored
+                    self._position = self._committed = Position("0", 0, {})
+                position, progress, sequences = self._position, self._progress(), dict(self._sequences)
             if parameters is None and position is self._committed:
-                return
-            version = self._version + 1
-            self._ask(
-                lambda: self._broker.commit(
-                    self._lease,
-                    train_count=self._trainer.train_count,
-                    progress=progress,
-                    position=None if position is self._committed else position,
-                    parameters=None if parameters is None else (version, parameters),
+                return True
+            train_count, version = self._trainer.train_count, self._version + 1
+            try:
+                persist(
+                    lambda: self._broker.commit(
+                        self._lease,
+                        train_count=train_count,
+                        progress=progress,
+                        position=None if position is self._committed else position,
+                        parameters=None if parameters is None else (version, parameters),
+                    ),
+                    self._broker,
+                    self._stop,
                 )
-            )
+            except TaskGoneError:
+                self._keeper.restore()
+                return False
+            self._keeper.keep(train_count, progress, sequences)
             if parameters is not None:
                 self._version = version
+                self._keeper.keep_parameters(version, parameters)
             self._committed = position
+            return True
 
     def _progress(self) -> dict[str, Any]:
         return {
             "env_steps": self._env_steps,
             "episodes": self._episodes,
+            "messages_lost": self._messages_lost,
+            "stored": {"identity": self._stored.identity, "segments": self._stored.segments},
             "memory_size": len(self._trainer.memory),
             "memory_capacity": self._trainer.memory.capacity,
         }
@@ -356,15 +395,17 @@ class TrainerSession:
             row["reward0"] = float(np.mean(rewards))
         if self._refused:
             row["messages_refused"] = self._refused
+        if self._messages_lost:
+            row["messages_lost"] = self._messages_lost
         self._ask(lambda: self._broker.add_history(self._lease, row))
 
     # --- all threads ---------------------------------------------------------------------------------
 
     def _elapsed_s(self) -> float:
-        return time.monotonic() - self._started_s
+        return self._keeper.elapsed_s
 
     def _ask(self, call: Callable[[], T]) -> T | None:
-        return persist(call, self._broker, self._stop)
+        return self._keeper.ask(call)
 
     def _guard(self, target: Callable[[], None]) -> None:
         """Run a thread's work; what it raises ends the session and is raised there."""

@@ -1,4 +1,4 @@
-"""A worker process of `LocalWorkers`: `python -m srl.runner.distribution.worker trainer|actor`."""
+"""A worker process of `LocalWorkers`: `python -m srl.runner.distribution.worker actor|trainer [work directory]`."""
 
 import logging
 import os
@@ -15,9 +15,12 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
     threading.Thread(target=_stop_with_parent, args=(stop,), name="srl-parent", daemon=True).start()
-    serve = {"trainer": trainer_run_forever, "actor": actor_run_forever}[sys.argv[1]]
+    role, *work_dir = sys.argv[1:]
     try:
-        serve(RedisParameters(), None, stop=stop)
+        if role == "trainer":
+            trainer_run_forever(RedisParameters(), None, work_dir=work_dir[0] if work_dir else None, stop=stop)
+        else:
+            actor_run_forever(RedisParameters(), None, stop=stop)
     except SrlError as error:
         sys.exit(str(error))
 

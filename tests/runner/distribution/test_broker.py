@@ -20,6 +20,7 @@ from srl.runner.distribution.broker import (
     LeaseLostError,
     Position,
     TaskDefinition,
+    TaskGoneError,
     TaskOverError,
     once,
     persist,
@@ -88,9 +89,14 @@ EVERY_WRITE: dict[str, Callable[[Broker, Lease], Any]] = {
 }
 
 
-def everything(broker: Broker) -> dict[bytes, bytes]:
+def everything(broker: Broker) -> dict[bytes, Any]:
     """Return all data of the broker, for comparing."""
-    return {key: broker.redis.dump(key) for key in broker.redis.scan_iter()}
+    read: dict[bytes, Callable[[bytes], Any]] = {
+        b"hash": broker.redis.hgetall,
+        b"zset": lambda key: broker.redis.zrange(key, 0, -1, withscores=True),
+        b"stream": lambda key: (broker.redis.xrange(key), broker.redis.xinfo_stream(key)["last-generated-id"]),
+    }
+    return {key: read[broker.redis.type(key)](key) for key in broker.redis.scan_iter()}
 
 
 # --- tasks ----------------------------------------------------------------------------------------------
@@ -283,12 +289,82 @@ def test_a_worker_of_a_lost_task_is_told(broker: Broker) -> None:
     lease = acquire(broker, task)
     broker.redis.flushall()
     for write in EVERY_WRITE.values():
-        with pytest.raises(LeaseLostError, match="lost that task"):
+        with pytest.raises(TaskGoneError, match="without its data"):
             write(broker, lease)
     broker.release(lease)
     broker.add_error(task, "trainer", "late")
     assert broker.receive(task, "0", 1, 1) == []
     assert broker.redis.keys() == []
+
+
+def restore(broker: Broker, lease: Lease, **changes: Any) -> bool:
+    kept: dict[str, Any] = {
+        "backlog_limit_bytes": LIMIT,
+        "elapsed_s": 100.0,
+        "train_count": 7,
+        "progress": {"env_steps": 30},
+        "sequences": {"uid-a": 4},
+        "parameters": (5, b"blob"),
+        "checkpoint": b"state",
+    }
+    return broker.restore_task(lease, definition(), **{**kept, **changes})
+
+
+def test_a_trainer_restores_its_lost_task_and_actors_take_their_places_again(broker: Broker) -> None:
+    task = create(broker, "mine")
+    trainer, first, second = acquire(broker, task), acquire(broker, task, "actor"), acquire(broker, task, "actor")
+    assert not restore(broker, trainer), "a task that is there stays as it is"
+    broker.redis.flushall()
+    assert not broker.rejoin(first), "there is nothing to join yet"
+    assert restore(broker, trainer) and not restore(broker, trainer)
+    assert broker.find_task("mine") == task and [waiting for waiting, _ in broker.open_tasks()] == [task]
+    assert broker.definition(task) == definition()
+    found = broker.committed(task)
+    assert (found.train_count, found.progress, found.version) == (7, {"env_steps": 30}, 5)
+    assert found.position == Position("0", 0, {"uid-a": 4}) and 99 <= found.elapsed_s < 110
+    assert broker.parameters_blob(task) == (5, b"blob") and broker.checkpoint_blob(task)[1] == b"state"
+    assert broker.task_fields(task)["target_train_count"] == "100"
+    broker.beat(trainer, "{}")
+    assert broker.acquire(task, "trainer") is None
+    assert broker.rejoin(second) and broker.send(second, b"m").sent
+    stranger = acquire(broker, task, "actor")
+    assert stranger.slot == first.slot, "who is not back has no place"
+    assert broker.rejoin(first)
+    with pytest.raises(LeaseLostError, match="was replaced"):
+        broker.send(first, b"m")
+    # The next token is above those that were given before.
+    assert int(stranger.token.partition(":")[0]) > int(trainer.token.partition(":")[0])
+
+
+def test_a_task_of_many_actors_is_restored_without_parameters_too(broker: Broker) -> None:
+    trainer = acquire(broker, create(broker))
+    broker.redis.flushall()
+    assert restore(broker, trainer, sequences={f"uid-{i}": i for i in range(20_000)}, parameters=(0, b""))
+    assert broker.parameters_blob(trainer.task) == (0, None)
+    assert broker.committed(trainer.task).position.sequences["uid-19999"] == 19999
+
+
+def test_an_actor_learns_which_of_how_many_it_is(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = create(broker)
+    acquire(broker, task)
+    actors = [acquire(broker, task, "actor", slots=20) for _ in range(12)]
+    places = [broker.beat(actor, "{}", count_actors=True) for actor in actors]
+    assert [(place.rank, place.actors) for place in places] == [(i, 12) for i in range(12)]
+    assert broker.beat(actors[3], "{}").actors == 0, "only who asks is told"
+    for gone in (0, 7):
+        broker.release(actors[gone])
+    reply = broker.beat(actors[11], "{}", count_actors=True)
+    assert (reply.rank, reply.actors) == (9, 10)
+    monkeypatch.setattr(broker_module, "LEASE_MS", 30)
+    until(lambda: broker.beat(actors[11], "{}", count_actors=True).actors == 1)
+
+
+def test_actors_beyond_those_asked_for_enlarge_the_backlog(broker: Broker) -> None:
+    task = create(broker)
+    for _ in range(5):
+        acquire(broker, task, "actor", slots=100)
+    assert broker.committed(task).backlog_limit_bytes == 5 * LIMIT / 2
+    assert broker.acquire(task, "actor", 2) is None
 
 
 # --- experience -----------------------------------------------------------------------------------------
@@ -367,6 +443,18 @@ def test_receiving_waits_for_the_first_message(broker: Broker, server: EmbeddedB
     assert [message for _, message in received] == [b"message"]
 
 
+def test_a_server_that_lost_its_last_second_does_not_block_or_open_the_backlog(broker: Broker) -> None:
+    task = create(broker)
+    trainer, actor = acquire(broker, task), acquire(broker, task, "actor")
+    broker.send(actor, bytes(100))
+    [(last, _)] = broker.receive(task, "0", 9, 1)
+    for received_bytes in (50, 100_000):  # sent ones were lost, or commits were
+        commit(broker, trainer, position=Position(last, received_bytes, {}))
+        broker.send(actor, bytes(LIMIT - 10))
+        assert broker.beat(actor, "{}").room == 10
+        [(last, _)] = broker.receive(task, "0", 9, 1)
+
+
 # --- parameters, counters, history ----------------------------------------------------------------------
 
 
@@ -374,7 +462,7 @@ def test_replies_tell_the_clock_and_the_newest_version(broker: Broker) -> None:
     task = create(broker, start_train_count=5)
     trainer, actor = acquire(broker, task), acquire(broker, task, "actor")
     reply = broker.beat(actor, "{}")
-    assert (reply.train_count, reply.version, reply.actor_num) == (5, 0, 2)
+    assert (reply.train_count, reply.version) == (5, 0)
     assert broker.parameters_blob(task) == (0, None)
     commit(broker, trainer, train_count=50, parameters=(4, b"\x00blob\xff"))
     reply = broker.send(actor, b"m")

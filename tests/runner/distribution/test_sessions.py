@@ -34,7 +34,7 @@ from srl.runner.distribution import (
 from srl.runner.distribution import (
     broker as broker_module,
 )
-from srl.runner.distribution.broker import Broker, Lease, LeaseLostError, Position, TaskDefinition
+from srl.runner.distribution.broker import Broker, Lease, Position, TaskDefinition, TaskGoneError
 from srl.runner.distribution.embedded import EmbeddedBroker
 from srl.runner.distribution.wire import PROTOCOL_VERSION, Experience, decode_experience, encode_experience, encode_tree
 from srl.runner.plugins import config_from_dict, load_plugins
@@ -594,33 +594,50 @@ def test_a_replaced_trainer_leaves_and_its_place_is_safe(
     assert status.state == "running" and status.trainer is not None and status.trainer.worker == "mine"
 
 
-def test_a_broker_that_comes_back_empty_is_survived_and_said(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_that_comes_back_empty_gets_its_task_back(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     with EmbeddedBroker() as own:
         own_broker = Broker(own.parameters)
-        manager = start(own.parameters, max_train_count=1_000_000)
+        manager = start(own.parameters, max_train_count=6_000, checkpoint_interval_s=0.2)
         with working(own.parameters, "trainer", "actor"):
-            until(lambda: env_steps(manager) > 0)
-            raised: list[BaseException] = []
-
-            def wait() -> None:
-                try:
-                    manager.train_wait(progress=False)
-                except BaseException as error:
-                    raised.append(error)
-
-            client = threading.Thread(target=wait)
+            client = threading.Thread(
+                target=manager.train_wait, kwargs={"progress": False, "history_save_dir": tmp_path}
+            )
             client.start()
-            until(lambda: own_broker.redis.info("clients")["blocked_clients"])
+            for _ in range(2):
+                before = until(lambda: own_broker.checkpoint_blob(manager.task)[0] and manager.get_status())
+                own.stop()
+                own.start()
+                until(lambda: own_broker.tasks() == [manager.task])
+                after = manager.get_status()
+                assert after.train_count >= before.train_count and after.env_steps >= before.env_steps
+                assert after.parameter_version >= before.parameter_version
+                until(lambda seen=after.env_steps: env_steps(manager) > seen)
+            client.join(60)
+            assert not client.is_alive()
+            status = manager.get_status()
+        assert (status.state, status.train_count) == ("done", 6_000)
+        assert status.max_train_count == 6_000 and status.actors[0].worker == "actor-0"
+        counts = [row["train"] for row in srl.Runner.load_history(tmp_path).rows if row["role"] == "trainer"]
+        assert counts == sorted(counts) and counts[-1] == 6_000
+    assert caplog.text.count("restored it at") == 2
+    # Trainer, actor and client are one process here with a broker object each: each says it once.
+    assert caplog.text.count("does not answer") <= 6 and caplog.text.count("answers again") <= 6
+
+
+def test_a_lost_task_that_nobody_restores_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_module, "GONE_S", 0.2)
+    monkeypatch.setattr(broker_module, "GONE_POLL_S", 0.05)
+    with EmbeddedBroker() as own:
+        manager = start(own.parameters, max_train_count=1_000_000)
+        with working(own.parameters, "actor"):
+            until(lambda: manager.get_status().actors)
             own.stop()
-            until(lambda: caplog.text.count("does not answer") >= 2)
             own.start()
-            client.join(20)
-            assert len(raised) == 1 and isinstance(raised[0], BrokerError)
-            assert re.search("restarted without its data.*create it again", str(raised[0]))
-            with pytest.raises(LeaseLostError):
-                own_broker.committed(manager.task)
+            with pytest.raises(TaskGoneError, match="restarted without its data"):
+                manager.train_wait(progress=False)
             second = start(own.parameters, max_train_count=10)
-            assert second.train_wait(progress=False, timeout=20).state == "done"
+            with working(own.parameters, "trainer"):
+                assert second.train_wait(progress=False, timeout=20).state == "done"
 
 
 def test_a_short_outage_loses_nothing(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

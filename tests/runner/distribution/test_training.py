@@ -1,6 +1,7 @@
 """Trainers, actors and clients as real processes that are paused, stopped and killed."""
 
 import os
+import random
 import re
 import select
 import signal
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ def broker(server: EmbeddedBroker) -> Broker:
 class Worker:
     """A worker process; its output is kept."""
 
-    def __init__(self, parameters: RedisParameters, role: str, log: Path, allow: list[str] | None = None) -> None:
+    def __init__(
+        self, parameters: RedisParameters, role: str, log: Path, allow: list[str] | None, options: Sequence[str]
+    ) -> None:
         environment = {
             **os.environ,
             **parameters.to_env(),
@@ -52,7 +55,7 @@ class Worker:
         }
         self._log = log
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "srl.runner.distribution.worker", role],
+            [sys.executable, "-m", "srl.runner.distribution.worker", role, *options],
             stdin=subprocess.PIPE,
             stdout=log.open("wb"),
             stderr=subprocess.STDOUT,
@@ -73,8 +76,8 @@ class Worker:
 def start_worker(server: EmbeddedBroker, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
     workers: list[Worker] = []
 
-    def start(role: str, allow: list[str] | None = None) -> Worker:
-        workers.append(Worker(server.parameters, role, tmp_path / f"worker-{len(workers)}.log", allow))
+    def start(role: str, allow: list[str] | None = None, options: Sequence[str] = ()) -> Worker:
+        workers.append(Worker(server.parameters, role, tmp_path / f"worker-{len(workers)}.log", allow, options))
         return workers[-1]
 
     yield start
@@ -166,32 +169,91 @@ def rows(directory: Path) -> list[dict[str, Any]]:
     return srl.Runner.load_history(directory).rows if (directory / "history.jsonl").exists() else []
 
 
-def test_train_mp_ends_with_its_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_mp_outlives_its_broker_and_its_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started: list[EmbeddedBroker] = []
+    workers: list[LocalWorkers] = []
     monkeypatch.setattr(EmbeddedBroker, "__enter__", lambda self: (self.start(), started.append(self), self)[-1])
+    enter = LocalWorkers.__enter__
+    monkeypatch.setattr(LocalWorkers, "__enter__", lambda self: (enter(self), workers.append(self), self)[-1])
+    killed = []
 
     def kill() -> None:
-        broker = Broker(until(lambda: started)[0].parameters)
-        until(lambda: any(fields["state"] == "running" for _, fields in broker.open_tasks()))
-        os.kill(started[0].pid, signal.SIGKILL)
+        until(lambda: started and workers)
+        manager = TaskManager(started[0].parameters)
+        pids = [started[0].pid, workers[0].pids["actor-0"], workers[0].pids["trainer"]]
+        for pid in pids:
+            seen = until(lambda: manager.get_status().train_count)
+            os.kill(pid, signal.SIGKILL)
+            # A client that does not wait is told that the broker does not answer, or does not know the task.
+            until(lambda seen=seen: goes_on(manager, seen))
+            killed.append(pid)
+
+    def goes_on(manager: TaskManager, seen: int) -> bool:
+        try:
+            return manager.get_status().train_count > seen
+        except BrokerError:
+            return False
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(BrokerError, match="the embedded broker ended"):
-        make_runner().train_mp(max_train_count=1_000_000, eval_episodes=0, progress=False)
+    runner = make_runner()
+    status = runner.train_mp(
+        max_train_count=60_000, eval_episodes=0, progress=False, checkpoint_interval_s=0.2, history_save_dir=tmp_path
+    )
     killer.join()
+    assert len(killed) == 3
+    assert (status.state, status.train_count, runner.train_count) == ("done", 60_000, 60_000)
 
 
-def test_local_workers_that_die_are_noticed_and_none_is_left(server: EmbeddedBroker, tmp_path: Path) -> None:
+def test_local_workers_that_always_die_are_given_up_and_none_is_left(server: EmbeddedBroker, tmp_path: Path) -> None:
     with LocalWorkers(server.parameters, 1, tmp_path, ALLOW) as workers:
         manager = start_task(server, make_runner(), max_train_count=1_000_000)
         until(lambda: manager.get_status().env_steps)
-        pids = workers.pids
-        os.kill(pids["actor-0"], signal.SIGKILL)
-        with pytest.raises(WorkerError, match=r"(?s)actor-0 ended with exit code -9.*actor-0\.log.*serving task"):
-            manager.train_wait(progress=False, check=workers.check)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+        pids = set(workers.pids.values())
+
+        def check() -> None:
+            os.kill(workers.pids["actor-0"], signal.SIGKILL)
+            until(lambda: Path(f"/proc/{workers.pids['actor-0']}/status").read_text().count("State:\tZ"))
+            workers.check()
+            pids.update(workers.pids.values())
+
+        with pytest.raises(WorkerError, match=r"(?s)actor-0 ended with exit code -9, again.*actor-0\.log"):
+            manager.train_wait(progress=False, check=check)
+    assert len(pids) == 5 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert "stopped" in (tmp_path / "trainer.log").read_text()
+
+
+@pytest.mark.parametrize("has_volume", [True, False], ids=["volume", "no-volume"])
+def test_a_killed_trainer_loses_no_step_and_counts_none_twice(
+    server: EmbeddedBroker, broker: Broker, start_worker: Callable[..., Worker], tmp_path: Path, has_volume: bool
+) -> None:
+    counts = tmp_path / "counts"
+    counts.mkdir()
+    runner = make_runner(directory=str(counts))
+    runner.config.memory.capacity = 1_000_000
+    manager = start_task(server, runner, 2, timeout=300)
+    options = [str(tmp_path / "volume")] if has_volume else []
+    trainers, actors = [start_worker("trainer", options=options)], [start_worker("actor"), start_worker("actor")]
+    rng = random.Random(7)
+    for _ in range(3):
+        seen = until(lambda: manager.get_status().env_steps)
+        until(lambda seen=seen: manager.get_status().env_steps > seen + rng.randrange(2_000))
+        trainers[-1].end(signal.SIGKILL)
+        trainers.append(start_worker("trainer", options=options))
+        until(lambda: "goes on at" in trainers[-1].output)
+    seen = manager.get_status().env_steps
+    until(lambda: manager.get_status().env_steps > seen)
+    assert [actor.end(signal.SIGTERM) for actor in actors] == [0, 0]
+    until(lambda: manager.get_status().backlog_bytes == 0)
+    assert trainers[-1].end(signal.SIGTERM) == 0
+    status = manager.get_status()
+    taken = steps_taken(counts)
+    assert status.env_steps == taken
+    lost = "memory of the trainer before is not here"
+    assert [lost in trainer.output for trainer in trainers] == [False] + 3 * [not has_volume]
+    if has_volume:
+        # Every transition is in the memory once; the last step of a cut segment comes with the next one.
+        assert status.memory_size == taken
 
 
 def test_killed_workers_are_replaced_and_the_count_is_exact(
@@ -319,7 +381,7 @@ def test_a_worker_without_a_broker_says_so_and_fails(role: str, tmp_path: Path) 
     with EmbeddedBroker(port=0) as gone:
         parameters = gone.parameters
     parameters.connect_timeout_s = 0.2
-    worker = Worker(parameters, role, tmp_path / "log")
+    worker = Worker(parameters, role, tmp_path / "log", None, [])
     assert worker.process.wait(20) == 1
     assert "no broker could be used at redis://127.0.0.1" in worker.output
     assert "Traceback" not in worker.output
