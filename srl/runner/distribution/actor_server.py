@@ -347,5 +347,4 @@ class ActorLink:
         self._ask(lambda: self._broker.add_history(self._lease, row, text))
 
     def _ask(self, call: Callable[[], T]) -> T | None:
-        """Call until the broker answers; where it lost the task, take this actor's place again once it is restored."""
-        return outlast(call, self._broker, self._stop, rejoin=lambda: self._broker.rejoin(self._lease))
+        return outlast(call, self._broker, self._stop)

@@ -348,11 +348,6 @@ class Broker:
         keys = [_key(lease.task, part) for part in ("task", "workers")]
         self._run(scripts.RELEASE, keys, [_lease_field(lease.worker), lease.token, lease.worker])
 
-    def rejoin(self, lease: Lease) -> bool:
-        """Take an actor's place again in a task that was gone; returns whether the task is there."""
-        keys = [_key(lease.task, part) for part in ("task", "workers")]
-        return bool(self._run(scripts.REJOIN, keys, [_lease_field(lease.worker), lease.token, lease.worker]))
-
     # All calls below raise `LeaseLostError` where another worker took over, `TaskGoneError` where the broker lost the
     # task, `TaskOverError` where it has ended; all mean that nothing was written.
 
@@ -525,11 +520,10 @@ def outlast(
     broker: Broker,
     stop: threading.Event,
     meanwhile: Callable[[], None] | None = None,
-    rejoin: Callable[[], Any] | None = None,
 ) -> T | None:
     """Call as `persist` does, and wait where the broker lost the task until its trainer has restored it.
 
-    `rejoin` is called before each new try. Raises `TaskGoneError` where nobody restores the task within `GONE_S`.
+    Raises `TaskGoneError` where nobody does so within `GONE_S`.
     """
     since_s: float | None = None
     while True:
@@ -543,8 +537,6 @@ def outlast(
                 raise
         if meanwhile is not None:
             meanwhile()
-        if rejoin is not None:
-            persist(rejoin, broker, stop, meanwhile)
 
 
 def once(call: Callable[[], T], broker: Broker) -> T:

@@ -53,17 +53,6 @@ return 1
 """
 )
 
-# Takes an actor's place again in a task that was restored, if nobody has it. KEYS: task, workers. ARGV: lease, token,
-# worker. Returns whether the task is there.
-REJOIN = (
-    _LUA
-    + """
-if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
-if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 1 then redis.call('HSET', KEYS[2], ARGV[3], now_ms() .. ' ') end
-return 1
-"""
-)
-
 # KEYS: task, workers. ARGV: role, slots, nonce, lease time. Actors beyond those asked for enlarge the backlog.
 # The lease is the token in the task; the last heartbeat says whether its holder is alive. So a holder that
 # was cut off for long goes on where it was, unless somebody else took over meanwhile.
@@ -77,8 +66,13 @@ for slot = 0, tonumber(ARGV[2]) - 1 do
   local worker = ARGV[1] == 'trainer' and 'trainer' or 'actor-' .. slot
   local holder = redis.call('HGET', KEYS[1], 'lease:' .. worker)
   if holder and holder:match(':(.*)$') == ARGV[3] then return {slot, holder} end
-  local beat = holder and redis.call('HGET', KEYS[2], worker)
-  if not beat or ms - tonumber(beat:match('^%d+')) > tonumber(ARGV[4]) then
+  local beat = redis.call('HGET', KEYS[2], worker)
+  if holder and not beat then
+    -- An actor that took its place again in a restored task, and has not beaten since.
+    beat = ms .. ' '
+    redis.call('HSET', KEYS[2], worker, beat)
+  end
+  if not holder or ms - tonumber(beat:match('^%d+')) > tonumber(ARGV[4]) then
     local token = redis.call('HINCRBY', KEYS[1], 'epoch', 1) .. ':' .. ARGV[3]
     redis.call('HSET', KEYS[1], 'lease:' .. worker, token)
     redis.call('HSET', KEYS[2], worker, ms .. ' ')
@@ -139,12 +133,18 @@ return 1
 )
 
 # Every worker's call begins with this: KEYS[1] is the task, ARGV[1] the lease's field, ARGV[2] its token.
+# An actor whose place nobody has takes it again: a server that came back has lost it. Not so a trainer, since another
+# one may have been there and gone, and what it did must not be undone.
 _FENCE = (
     _LUA
     + """
 local task = redis.call('HMGET', KEYS[1], ARGV[1], 'state', 'train_count', 'version',
   'backlog_limit', 'sent_bytes', 'received_bytes')
 if not task[2] then return {'gone'} end
+if not task[1] and not final(task[2]) and ARGV[1]:match('^lease:actor') then
+  redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+  task[1] = ARGV[2]
+end
 if task[1] ~= ARGV[2] then return {} end
 if final(task[2]) then return {task[2]} end
 local room = tonumber(task[5]) - tonumber(task[6]) + tonumber(task[7])

@@ -315,7 +315,9 @@ def test_a_trainer_restores_its_lost_task_and_actors_take_their_places_again(bro
     trainer, first, second = acquire(broker, task), acquire(broker, task, "actor"), acquire(broker, task, "actor")
     assert not restore(broker, trainer), "a task that is there stays as it is"
     broker.redis.flushall()
-    assert not broker.rejoin(first), "there is nothing to join yet"
+    for lease in (trainer, first):
+        with pytest.raises(TaskGoneError):
+            broker.beat(lease, "{}")
     assert restore(broker, trainer) and not restore(broker, trainer)
     assert broker.find_task("mine") == task and [waiting for waiting, _ in broker.open_tasks()] == [task]
     assert broker.definition(task) == definition()
@@ -326,12 +328,16 @@ def test_a_trainer_restores_its_lost_task_and_actors_take_their_places_again(bro
     assert broker.task_fields(task)["target_train_count"] == "100"
     broker.beat(trainer, "{}")
     assert broker.acquire(task, "trainer") is None
-    assert broker.rejoin(second) and broker.send(second, b"m").sent
+    assert broker.send(second, b"m").sent
     stranger = acquire(broker, task, "actor")
     assert stranger.slot == first.slot, "who is not back has no place"
-    assert broker.rejoin(first)
+    assert broker.acquire(task, "actor", 2) is None, "who is back keeps it, though it has not beaten yet"
     with pytest.raises(LeaseLostError, match="was replaced"):
         broker.send(first, b"m")
+    # A trainer that comes late has no place to take: what another one did meanwhile must not be undone.
+    broker.release(trainer)
+    with pytest.raises(LeaseLostError):
+        broker.beat(trainer, "{}")
     # The next token is above those that were given before.
     assert int(stranger.token.partition(":")[0]) > int(trainer.token.partition(":")[0])
 
