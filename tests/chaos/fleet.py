@@ -249,6 +249,8 @@ class Fleet:
         lost = self.progress["messages_lost"]
         assert losses or lost == 0
         assert holes <= lost * MOST_STEPS_IN_A_MESSAGE, "steps are missing that were not counted as lost"
+        if not killed_actors:
+            assert total - kept <= lost * MOST_STEPS_IN_A_MESSAGE, "steps are missing that were not counted as lost"
         if not losses:
             # Each kill takes what an actor had not sent yet: at most a few steps of each of its lanes.
             assert short <= killed_actors * LANES

@@ -1,5 +1,7 @@
 """Whatever dies, the run goes on: real processes, a real server, real faults; every step is accounted for."""
 
+import dataclasses
+import json
 import random
 import signal
 import time
@@ -8,7 +10,8 @@ from typing import Any
 
 import pytest
 import toy
-from fleet import LANES, Fleet, seeded, until
+from fleet import LANES, Fleet, Server, seeded, until
+from proxy import Proxy
 
 import srl
 from srl.base.env import EnvConfig
@@ -84,12 +87,13 @@ def test_a_killed_server_comes_back_and_the_run_goes_on(tmp_path: Path, kills: i
             fleet.server.kill()
             fleet.kills += 1
             time.sleep(rng.uniform(0.0, 3.0))
-            if append_only and rng.random() < 0.5:
-                fleet.kill(fleet.trainer)  # what the server's disk and the volume hold is enough
+            is_alone = rng.random() < 0.5
+            if not is_alone:
+                fleet.kill(fleet.trainer)  # what is on the volume is enough
             fleet.server.start()
             fleet.start()
             until(lambda: fleet.progress, what="the task's return")
-            if not append_only:
+            if is_alone and not append_only:
                 # Without data of its own the server holds what its trainer restored: nothing is older than before.
                 assert fleet.progress["env_steps"] >= before["env_steps"]
         fleet.wait_for_steps(500)
@@ -98,6 +102,43 @@ def test_a_killed_server_comes_back_and_the_run_goes_on(tmp_path: Path, kills: i
         print(f"of {taken} steps {inserted} were inserted; lost messages: {fleet.progress['messages_lost']}")
         set_target(fleet, task, fleet.progress["train_count"] + 2_000)
         finish(fleet, task)
+
+
+@pytest.mark.parametrize(
+    "outages_s",
+    [
+        pytest.param([2.0], id="short"),
+        pytest.param([30.0, 3.0, 12.0, 1.0], id="long", marks=pytest.mark.slow),
+    ],
+)
+def test_a_bad_network_loses_nothing(tmp_path: Path, outages_s: list[float]) -> None:
+    rng = seeded()
+    server = Server(tmp_path / "server", append_only=False)
+    server.start()
+    with Proxy(server.port, rng) as proxy:
+        address = dataclasses.replace(server.parameters, port=proxy.port)
+        with Fleet(tmp_path, actors=2, address=address, server=server) as fleet:
+            task = create(fleet)
+            fleet.start()
+            fleet.wait_for_steps(500)
+            proxy.delay_s, proxy.loss = 0.05, 0.05
+            fleet.wait_for_steps(500)
+            for outage_s in outages_s:
+                for interrupt in (proxy.cut, lambda: setattr(proxy, "is_silent", True)):
+                    interrupt()
+                    time.sleep(outage_s)  # the fault itself takes this long
+                    assert all(process.is_running for process in fleet.processes), "an outage ends nobody"
+                    proxy.mend()
+                    fleet.wait_for_steps(500)
+            proxy.delay_s = proxy.loss = 0.0
+            fleet.settle()
+            taken, inserted = fleet.check_every_step(killed_actors=0)
+            print(f"of {taken} steps {inserted} were inserted")
+            for actor in fleet.actors:
+                assert actor.output.count("does not answer") == actor.output.count("answers again")
+                assert actor.output.count("does not answer") <= 2 * len(outages_s), "one line each time it goes"
+            set_target(fleet, task, fleet.progress["train_count"] + 2_000)
+            finish(fleet, task)
 
 
 def finish(fleet: Fleet, task: str) -> None:
@@ -142,9 +183,6 @@ def test_killed_workers_and_clients_lose_nothing(tmp_path: Path, kills: int, app
 
 def set_target(fleet: Fleet, task: str, target: int) -> None:
     """Change the asked count of a task while nobody works on it."""
-    import dataclasses
-    import json
-
     definition = fleet.broker.definition(task)
     run = {**definition.run, "max_train_count": target}
     changed = dataclasses.replace(definition, run=run)

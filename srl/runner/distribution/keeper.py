@@ -1,18 +1,34 @@
 """A trainer's hold on its task: the heartbeat, and what it lays down again where the broker lost the task.
 
 A broker that comes back without its data knows no task. Its trainer has everything that matters, so it restores the
-task, and actors and clients, which wait for that, go on.
+task, and actors and clients, which wait for that, go on. With a work directory even a trainer that was killed at the
+same time leaves behind what its successor needs for that.
 """
 
+import dataclasses
+import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from srl.runner.distribution.broker import Broker, Committed, Lease, TaskDefinition, TaskGoneError, persist
+from srl.base.algorithm import Memory
+from srl.base.errors import ProtocolError
+from srl.runner.distribution.broker import (
+    KEEP_FINISHED_S,
+    Broker,
+    Committed,
+    Lease,
+    TaskDefinition,
+    TaskGoneError,
+    persist,
+)
+from srl.runner.distribution.wire import decode_tree
 from srl.runner.status import TrainerStatus
 
 logger = logging.getLogger("srl")
@@ -21,14 +37,23 @@ T = TypeVar("T")
 
 BEAT_S = 1.0
 """Seconds between heartbeats, and between history rows."""
+SAVE_S = 0.2
+TASK_FILE, CHECKPOINT_FILE = "task.json", "checkpoint.bin"
 
 
 class TaskKeeper:
     """Asks the broker on behalf of a trainer, and restores the task where the broker does not know it.
 
+    Args:
+        checkpoint: the newest, or `b""`.
+        directory: where a copy of what it keeps lies, or `None`.
+
     Attributes:
         restored: how often that was needed; positions in the experience stream from before mean nothing then.
+        memory: set once it is made.
     """
+
+    memory: Memory | None = None
 
     def __init__(
         self,
@@ -37,6 +62,7 @@ class TaskKeeper:
         definition: TaskDefinition,
         committed: Committed,
         checkpoint: bytes,
+        directory: Path | None,
         stop: threading.Event,
     ) -> None:
         self.broker = broker
@@ -52,6 +78,8 @@ class TaskKeeper:
         self._sequences: Mapping[str, int] = committed.position.sequences
         self._parameters = (committed.version, b"")
         self._checkpoint = checkpoint
+        self._directory = directory
+        self._saved_s, self._failed_to_save = -math.inf, False
 
     @property
     def elapsed_s(self) -> float:
@@ -62,6 +90,9 @@ class TaskKeeper:
         """Remember counters that were committed, and the newest sequence number of every actor."""
         with self._lock:
             self._train_count, self._progress, self._sequences = train_count, progress, sequences
+        if time.monotonic() - self._saved_s > SAVE_S:
+            self._save(TASK_FILE, json.dumps(self._kept()).encode())
+            self._saved_s = time.monotonic()
 
     def keep_parameters(self, version: int, parameters: bytes) -> None:
         """Remember parameters that were published."""
@@ -70,6 +101,7 @@ class TaskKeeper:
     def keep_checkpoint(self, checkpoint: bytes) -> None:
         """Remember a checkpoint that was stored."""
         self._checkpoint = checkpoint
+        self._save(CHECKPOINT_FILE, checkpoint)
 
     def ask(self, call: Callable[[], T]) -> T | None:
         """Call until the broker answers, restoring the task on the way; `None` when stopped before that."""
@@ -82,18 +114,9 @@ class TaskKeeper:
     def restore(self) -> None:
         """Lay the task down again, unless another thread has done so."""
         with self._lock:
+            kept = self._kept()
             was_gone = persist(
-                lambda: self.broker.restore_task(
-                    self.lease,
-                    self.definition,
-                    backlog_limit_bytes=self._backlog_limit_bytes,
-                    elapsed_s=self.elapsed_s,
-                    train_count=self._train_count,
-                    progress=self._progress,
-                    sequences=self._sequences,
-                    parameters=self._parameters,
-                    checkpoint=self._checkpoint,
-                ),
+                lambda: restore_task(self.broker, self.lease, kept, self._parameters, self._checkpoint),
                 self.broker,
                 self._stop,
             )
@@ -102,6 +125,84 @@ class TaskKeeper:
             logger.warning(
                 "trainer: the broker had lost task %s; restored it at %d updates", self.lease.task, self._train_count
             )
+
+    def _kept(self) -> dict[str, Any]:
+        progress = dict(self._progress)
+        if self.memory is not None:
+            # What the lost server had not given out or been told of is not coming again.
+            progress["stored"] = dataclasses.asdict(self.memory.position)
+        return {
+            "definition": dataclasses.asdict(self.definition),
+            "backlog_limit_bytes": self._backlog_limit_bytes,
+            "elapsed_s": self.elapsed_s,
+            "train_count": self._train_count,
+            "progress": progress,
+            "sequences": self._sequences,
+            "version": self._parameters[0],
+            "token": self.lease.token,
+        }
+
+    def _save(self, name: str, data: bytes) -> None:
+        if self._directory is None:
+            return
+        temporary = self._directory / f"{name}.new"
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(self._directory / name)
+        except OSError as error:
+            if not self._failed_to_save:
+                logger.error("trainer: %s cannot be written (%s); a copy of the task is missing there", name, error)
+            self._failed_to_save = True
+        else:
+            self._failed_to_save = False
+
+
+def restore_task(
+    broker: Broker, lease: Lease, kept: Mapping[str, Any], parameters: tuple[int, bytes], checkpoint: bytes
+) -> bool:
+    """Lay a task down again from what a keeper kept; returns whether the broker had lost it."""
+    return broker.restore_task(
+        lease,
+        TaskDefinition(**kept["definition"]),
+        backlog_limit_bytes=kept["backlog_limit_bytes"],
+        elapsed_s=kept["elapsed_s"],
+        train_count=kept["train_count"],
+        progress=kept["progress"],
+        sequences=kept["sequences"],
+        parameters=parameters,
+        checkpoint=checkpoint,
+    )
+
+
+def restore_from_directories(broker: Broker, work_dir: Path) -> None:
+    """Restore the tasks that a killed trainer left in a work directory and the broker does not know.
+
+    A task that has ended is known for days, and then its folder is removed; older ones are not brought back.
+    """
+    for directory in work_dir.iterdir() if work_dir.is_dir() else ():
+        task, file = directory.name, directory / TASK_FILE
+        if not broker.is_safe(task) or not file.exists() or broker.task_fields(task):
+            continue
+        if time.time() - file.stat().st_mtime > KEEP_FINISHED_S / 2:
+            continue
+        try:
+            kept = json.loads(file.read_bytes())
+            checkpoint = directory / CHECKPOINT_FILE
+            epoch, _, nonce = kept["token"].partition(":")
+            lease = Lease(task, "trainer", 0, f"{int(epoch) + 1}:{nonce}")
+            kept["progress"].pop(
+                "stored", None
+            )  # the memory's files are newer, and what came since is in them for good
+            found = checkpoint.read_bytes() if checkpoint.exists() else b""
+            if found:
+                decode_tree(found)  # one that is damaged would end the run
+            restored = restore_task(broker, lease, kept, (kept["version"], b""), found)
+        except (OSError, ValueError, KeyError, TypeError, ProtocolError) as error:
+            logger.error("trainer: the task in %s cannot be restored: %r", directory, error)
+            continue
+        if restored:
+            broker.release(lease)
+            logger.warning("trainer: the broker had lost task %s; restored it from %s", task, directory)
 
 
 class Heartbeat:

@@ -26,6 +26,7 @@ from srl.runner.distribution.broker import (
     check_protocol,
     persist,
 )
+from srl.runner.distribution.keeper import restore_from_directories
 from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.distribution.work_dir import remove_finished, task_directory
 from srl.runner.plugins import load_plugins
@@ -83,7 +84,11 @@ def trainer_run_forever(
                 if over and directory is not None:
                     shutil.rmtree(directory, ignore_errors=True)
 
-    _serve_forever("trainer", redis_params, serve, allow, stop)
+    def look_after(broker: Broker) -> None:
+        if work_dir is not None:
+            restore_from_directories(broker, Path(work_dir))
+
+    _serve_forever("trainer", redis_params, serve, allow, stop, look_after)
 
 
 def actor_run_forever(
@@ -131,7 +136,9 @@ def _serve_forever(
     serve: Callable[[Broker, Lease, TaskDefinition, threading.Event], None],
     allow: Sequence[str],
     stop: threading.Event | None,
+    look_after: Callable[[Broker], None] = lambda broker: None,
 ) -> None:
+    """Serve one task after the other; `look_after` is called before this worker looks for its first."""
     load_plugins(allow)
     with stop_on_signals(stop) as halt:
         if not redis_params.wait_until_reachable(halt):
@@ -139,6 +146,7 @@ def _serve_forever(
         broker = Broker(redis_params)
         refused: set[str] = set()
         idle_since_s = time.monotonic()
+        persist(lambda: look_after(broker), broker, halt)
         logger.info("%s: waiting for tasks at %s", role, redis_params.address)
         while not halt.is_set():
             spare = role == "actor" and time.monotonic() - idle_since_s > SPARE_S

@@ -71,12 +71,12 @@ def serve_trainer(
     if committed is None or found is None:
         return False
     _, checkpoint = found
-    keeper = TaskKeeper(broker, lease, definition, committed, checkpoint or b"", stop)
+    keeper = TaskKeeper(broker, lease, definition, committed, checkpoint or b"", directory, stop)
     with Heartbeat(keeper, "its memory and its network to be ready"):
         config = config_from_dict(definition.rl)
         spaces, seed = Spaces.from_dict(definition.spaces), int(definition.run["seed"])
         logger.info("trainer: %s", config.preflight(spaces, directory))
-        memory = config.make_memory(spaces, seed, directory)
+        memory = keeper.memory = config.make_memory(spaces, seed, directory)
         trainer = Trainer(config, spaces, config.make_learner(spaces, seed), memory, distributed=True)
         trainer.prepare()
         if checkpoint is not None:
