@@ -71,10 +71,16 @@ class RateLimiter:
         samples = (self._inserted - self._warm_at) * self._samples_per_insert
         return max(0, min(limit, int(samples / self._batch_size) - self._updated))
 
+    @property
+    def may_hold_back(self) -> bool:
+        """Whether inserting may ever have to wait."""
+        return self._samples_per_insert is not None and self._tolerance is not None
+
     def may_insert(self) -> bool:
         """Return whether inserting may go on."""
-        if self._warm_at is None or self._samples_per_insert is None or self._tolerance is None:
+        if self._warm_at is None or not self.may_hold_back:
             return True
+        assert self._tolerance is not None
         return self._ahead() < self._tolerance
 
     def _ahead(self) -> float:

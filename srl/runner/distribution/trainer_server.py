@@ -196,12 +196,16 @@ class TrainerSession:
     # --- experience ----------------------------------------------------------------------------------
 
     def _ingest(self) -> None:
+        waiting: list[tuple[str, bytes]] = []
         while not (self._stop.is_set() or self._over.is_set()):
             if not self._trainer.wait_until_insertable(BLOCK_MS / 1000):
                 continue
-            messages = self._ask(self._receive)
-            if messages:
-                self._insert(messages)
+            waiting = waiting or self._ask(self._receive) or []
+            if waiting:
+                # All at once is cheapest, one by one keeps an asked ratio.
+                count = 1 if self._trainer.limiter.may_hold_back else len(waiting)
+                self._insert(waiting[:count])
+                waiting = waiting[count:]
                 # Usually the publisher commits soon enough; actors must not wait for it where they are fast.
                 if self._position.received_bytes - self._committed.received_bytes > self._commit_at_once_bytes:
                     self._commit()

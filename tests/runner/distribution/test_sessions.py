@@ -151,6 +151,20 @@ def env_steps(manager: TaskManager) -> int:
 # --- whole runs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("actors", [1, 4, 16])
+@pytest.mark.parametrize("ratio", [0.5, 8.0])
+def test_the_learner_keeps_the_asked_ratio(server: EmbeddedBroker, broker: Broker, actors: int, ratio: float) -> None:
+    runner = make_runner()
+    runner.config.samples_per_insert, runner.config.memory.capacity = ratio, 100_000
+    updates = 4_000 if ratio > 1 else 600
+    manager = start(server.parameters, runner, actors, max_train_count=updates)
+    with working(server.parameters, "trainer", *["actor"] * actors):
+        status = manager.train_wait(progress=False, timeout=60)
+    assert (status.state, status.train_count) == ("done", updates)
+    since_warm_up = status.memory_size - runner.config.memory.warmup_size
+    assert updates * runner.config.batch_size / since_warm_up == pytest.approx(ratio, rel=0.1)
+
+
 @pytest.mark.parametrize("first", ["client", "workers"])
 def test_a_run_ends_at_exactly_the_asked_count(server: EmbeddedBroker, broker: Broker, first: str) -> None:
     runner = make_runner()
