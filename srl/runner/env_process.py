@@ -160,12 +160,13 @@ class ProcessLanes(VectorEnv[Any, Any, Any]):
             deadline_s = self._make_deadline_s()
             for lane, seed in seeds.items():
                 try:
-                    check_same(self._records[lane], self.spaces, self._made(lane, deadline_s))
+                    spaces = self._made(lane, deadline_s)
                 except _FaultError as fault:
                     again[lane] = fault
-                except (ConfigError, MissingExtraError, SpaceError) as error:
+                except SrlError as error:
                     again[lane] = _FaultError("a new env could not be made", str(error))
                 else:
+                    check_same(self._records[lane], self.spaces, spaces)
                     self._processes[lane].send(RESET + msgspec.msgpack.encode(seed))
             again |= self._first_frames([lane for lane in faults if lane not in again], "the first reset of a new env")
             faults = again
