@@ -252,9 +252,9 @@ class Faulty(Script):
     ) -> None:
         if directory is not None:
             made = len(list(Path(directory).iterdir()))
+            Path(directory, f"{made}-{os.getpid()}").touch()
             if makes is not None and made >= makes:
                 raise OSError("no more licences")
-            Path(directory, f"{made}-{os.getpid()}").touch()
         super().__init__(**kwargs)
         self._how, self._at_step, self._at_reset, self._victims = how, at_step, at_reset, victims
         self._resets, self._is_victim = 0, victims is None

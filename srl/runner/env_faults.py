@@ -169,6 +169,10 @@ class GuardedEnv(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
         self._record.stepped(terminated or truncated)
         return frame, float(reward), terminated, truncated, info
 
+    def close(self) -> None:
+        """Close the env."""
+        self._watch.call(self._record, "close", self.env.close)
+
     def _replaced(self, what: str, error: Exception) -> np.ndarray:
         record, call = self._record, self._watch.call
         while True:

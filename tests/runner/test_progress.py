@@ -98,6 +98,7 @@ def test_a_finished_run_asks_for_no_workers(state) -> None:
     ("fields", "text"),
     [
         ({"evaluation": None, "actors": ()}, "no finished episode yet (12,345 steps)"),
+        ({"actors": (ActorStatus(worker="a", episodes=2, env_faults=1),)}, "2 episodes, 1 env fault |"),
         ({"evaluation": None, "actors": (ActorStatus(worker="a"),)}, "no finished episode yet (12,345 steps)"),
         ({"evaluation": None}, "no evaluation yet"),
         ({"evaluation": Evaluation(train_count=1, episodes=0, mean_reward=math.nan)}, "no finished episode yet"),

@@ -256,6 +256,9 @@ class ActorLink:
             self._failure = error
         finally:
             self._over.set()
+        # The playing loop ends soon, unless an env holds it.
+        while not self._closing.wait(POLL_S):
+            self._end_where_env_hangs()
 
     def _send(self, experience: Experience) -> None:
         message = encode_experience(experience)

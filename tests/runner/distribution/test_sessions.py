@@ -532,6 +532,8 @@ def test_every_setting_arrives_unchanged(server: EmbeddedBroker, broker: Broker)
         max_episode_steps=9,
         frameskip=2,
         render_observation=True,
+        env_timeout_s=7.0,
+        env_processes=True,
         gym_make_func=make_counted,
         gym_wrappers=[unchanged],
     )

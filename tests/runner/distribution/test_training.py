@@ -320,6 +320,18 @@ def test_an_env_that_hangs_in_the_actors_process_ends_it_with_its_stack(
     assert manager.cancel()
 
 
+def test_an_env_that_hangs_when_its_task_ends_does_not_hold_the_actor(
+    server: EmbeddedBroker, start_worker: Callable[..., Worker]
+) -> None:
+    env = EnvConfig("test/Faulty-v0", {"how": "hang", "at_step": 50}, env_timeout_s=4.0)
+    manager = start_task(server, srl.Runner(env, toy.Config()), max_train_count=100_000_000)
+    start_worker("trainer")
+    actor = start_worker("actor", ["toy", "envs"])
+    until(lambda: any(actor.parameter_version for actor in manager.get_status().actors))
+    assert manager.cancel()
+    assert actor.process.wait(30) == 70
+
+
 def test_a_client_that_comes_back_late_gets_the_whole_history(
     server: EmbeddedBroker, broker: Broker, tmp_path: Path
 ) -> None:
