@@ -98,7 +98,6 @@ def test_a_finished_run_asks_for_no_workers(state) -> None:
     ("fields", "text"),
     [
         ({"evaluation": None, "actors": ()}, "no finished episode yet (12,345 steps)"),
-        ({"actors": (ActorStatus(worker="a", episodes=2, env_faults=1),)}, "2 episodes, 1 env fault |"),
         ({"evaluation": None, "actors": (ActorStatus(worker="a"),)}, "no finished episode yet (12,345 steps)"),
         ({"evaluation": None}, "no evaluation yet"),
         ({"evaluation": Evaluation(train_count=1, episodes=0, mean_reward=math.nan)}, "no finished episode yet"),
@@ -107,6 +106,14 @@ def test_a_finished_run_asks_for_no_workers(state) -> None:
 )
 def test_evaluation_is_a_number_or_words(fields, text: str) -> None:
     assert evaluation_text(changed(**fields)).startswith(text)
+
+
+def test_faults_of_envs_are_shown_where_there_were_any() -> None:
+    faulty = ActorStatus(worker="a", episodes=2, env_faults=1), ActorStatus(worker="b", env_faults=1200)
+    lines = log_lines(changed(actors=faulty), ADDRESS)
+    assert "| 2 episodes, 1 env fault |" in lines[2] and "| 0 episodes, 1,200 env faults |" in lines[3]
+    assert "2 episodes, 1 env fault" in rendered(changed(actors=faulty))
+    assert "fault" not in str(log_lines(RUNNING, ADDRESS))
 
 
 def test_nothing_ever_prints_nan() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import envs  # noqa: F401  # registers test/Faulty-v0
 import pytest
 import toy
 from counted_env import steps_taken
