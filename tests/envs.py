@@ -1,7 +1,11 @@
 """Envs whose every step is known, shared by tests of several layers; importing this registers them."""
 
+import os
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -226,6 +230,60 @@ class Broken(gymnasium.Env[Any, Any]):
         return observation, reward, False, False, {}
 
 
+class Faulty(Script):
+    """A `Script` env that breaks: it raises, hangs, exits or crashes.
+
+    Args:
+        how: `raise`, `hang`, `exit` or `crash`. at_step, at_reset: of this instance, from 1 on.
+        victims: seeds of the resets that must have come before; `None`: all.
+        makes: how often it can be made; counted, with the process ids, by files in `directory`.
+    """
+
+    def __init__(
+        self,
+        how: str = "raise",
+        at_step: int | None = None,
+        at_reset: int | None = None,
+        victims: list[int] | None = None,
+        makes: int | None = None,
+        directory: str | None = None,
+        render_mode: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if directory is not None:
+            made = len(list(Path(directory).iterdir()))
+            Path(directory, f"{made}-{os.getpid()}").touch()
+            if makes is not None and made >= makes:
+                raise OSError("no more licences")
+        super().__init__(**kwargs)
+        self._how, self._at_step, self._at_reset, self._victims = how, at_step, at_reset, victims
+        self._resets, self._is_victim = 0, victims is None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self._resets += 1
+        if seed is not None and self._victims is not None:
+            self._is_victim = seed in self._victims
+        if self._resets == self._at_reset:
+            self._break()
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if self._steps + 1 == self._at_step:
+            self._break()
+        return super().step(action)
+
+    def _break(self) -> None:
+        if not self._is_victim:
+            return
+        if self._how == "hang":
+            threading.Event().wait()
+        if self._how == "exit":
+            os._exit(139)
+        if self._how == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        raise RuntimeError("the faulty env broke")
+
+
 def make_script(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     return gymnasium.make("test/Script-v0", **{"longest": 3, **kwargs})
 
@@ -305,6 +363,7 @@ _ENVS: dict[str, Callable[..., gymnasium.Env[Any, Any]]] = {
     "Sampled": Sampled,
     "Broken": Broken,
     "Clock": Clock,
+    "Faulty": Faulty,
 }
 for _name, _env in _ENVS.items():
     gymnasium.register(f"test/{_name}-v0", _env, disable_env_checker=True)

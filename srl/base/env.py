@@ -49,6 +49,17 @@ class EnvConfig(Settings):
         False,
         doc="whether to observe the picture that the env renders (render_mode 'rgb_array') instead of what it returns",
     )
+    env_timeout_s: float = setting(
+        60.0,
+        above=0,
+        doc="seconds a step or reset may take in an actor or, with env_processes, anywhere; then the env hangs and is "
+        "replaced. Low values replace slow envs, high ones make the other lanes wait",
+    )
+    env_processes: bool = setting(
+        False,
+        doc="whether each lane has a process of its own: a hang or a native crash then costs that lane alone, and slow "
+        "envs use several cores; quick envs become slower",
+    )
     gym_make_func: Callable[..., Any] | None = setting(
         None, doc="called instead of gymnasium.make, with the same arguments; workers import it by its name"
     )

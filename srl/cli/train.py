@@ -68,6 +68,17 @@ PATIENCE_S = 30.0
     metavar="KEY=JSON",
     help="An argument for the env's constructor; may be given several times.",
 )
+@click.option(
+    "--env-processes", is_flag=True, help="Give each env a process of its own, so that a native crash costs it alone."
+)
+@click.option(
+    "--env-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="An env whose step or reset takes longer hangs and is replaced.",
+)
 @click.option("--checkpoint-dir", type=DIRECTORY, help="Keep checkpoints here, one every 30 s and one at the end.")
 @click.option(
     "--resume",
@@ -94,6 +105,8 @@ def train(
     seed: int | None,
     settings: tuple[str, ...],
     env_kwargs: tuple[str, ...],
+    env_processes: bool,
+    env_timeout: float,
     checkpoint_dir: Path | None,
     resume: bool,
     history_dir: Path | None,
@@ -130,6 +143,7 @@ def train(
         at = broker_parameters(redis_url, password_file, connect_timeout, patience_s=PATIENCE_S, task_name=task_name)
     import_modules(allow)
     runner = _make_runner(env, algorithm, seed, settings, env_kwargs)
+    runner.env_config.env_processes, runner.env_config.env_timeout_s = env_processes, env_timeout
     if resume and not _resume(runner, checkpoint_dir, run_arguments):
         click.echo(f"nothing left to do: {checkpoint_dir} is at {runner.train_count:,} updates")
         return
@@ -217,6 +231,11 @@ def _make_runner(
     return Runner(EnvConfig(env, kwargs), config, seed=seed)
 
 
+def _env_identity(env: dict[str, Any]) -> dict[str, Any]:
+    """Return what makes an env another one; how it is run may change between runs."""
+    return {name: value for name, value in env.items() if name not in ("env_processes", "env_timeout_s")}
+
+
 def _resume(runner: "Runner", directory: Path | None, run_arguments: dict[str, Any]) -> bool:
     """Go on from a directory's newest checkpoint, where it has one; returns whether anything is left to do."""
     from srl.runner import checkpoint
@@ -224,7 +243,7 @@ def _resume(runner: "Runner", directory: Path | None, run_arguments: dict[str, A
     if directory is None or not _has_checkpoints(directory):
         return True
     loaded = checkpoint.load_checkpoint(directory)
-    if loaded.config["env"] != runner.env_config.to_dict():
+    if _env_identity(loaded.config["env"]) != _env_identity(runner.env_config.to_dict()):
         raise CheckpointError(
             f"{loaded.path} is of the env {loaded.config['env']}, not {runner.env_config.to_dict()}; give another "
             "--checkpoint-dir"

@@ -93,6 +93,8 @@ class Actor:
         step = self._lanes.step_wait()
         self._builder.append(chosen, step.active, step.rewards, step.frames, version)
         segments += self._builder.end(step.terminated, step.truncated)
+        if step.replaced.any():
+            segments += self._builder.flush(step.replaced)
         self._stacks.push(step)
         self._state = chosen.state
         if step.started.any():
@@ -105,7 +107,7 @@ class Actor:
 
         They end as truncated: from here on nothing follows, and the last frame's value is bootstrapped.
         """
-        return self._builder.flush()
+        return self._builder.flush(np.ones(len(self._lanes), np.bool_))
 
     def close(self) -> None:
         """Close the envs."""
@@ -187,9 +189,9 @@ class SegmentBuilder:
         self._count[lanes] = 0  # nothing more can be cut or flushed until the lane begins again
         return segments
 
-    def flush(self) -> list[Segment]:
-        """Finish every lane that has steps of its own."""
-        lanes = np.flatnonzero(self._count - 1 > self._context)
+    def flush(self, mask: np.ndarray) -> list[Segment]:
+        """Finish the lanes of a mask that have steps of their own, in the middle of their episodes."""
+        lanes = np.flatnonzero(mask & (self._count - 1 > self._context))
         segments = [self._segment(int(lane), End.TRUNCATED) for lane in lanes]
         self._count[lanes] = 1
         return segments

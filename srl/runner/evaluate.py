@@ -10,6 +10,7 @@ import numpy as np
 
 from srl.base.algorithm import Policy, RLConfig, Tree
 from srl.base.env import EnvConfig, as_seeds
+from srl.runner.env_faults import EnvWatch
 from srl.runner.lanes import Stacks, make_lanes, restarted
 
 EVALUATION_STREAM = 1
@@ -22,17 +23,25 @@ class Evaluator:
     Every lane plays a fixed number of episodes, so that short ones are not over-represented.
 
     Args:
-        lanes: envs stepped together, at most.
+        lanes: envs stepped together, at most. watch: as for `make_lanes`; an episode that a fault ended is played anew.
     """
 
     def __init__(
-        self, env_config: EnvConfig, config: RLConfig, policy: Policy, *, episodes: int, seed: int, lanes: int = 8
+        self,
+        env_config: EnvConfig,
+        config: RLConfig,
+        policy: Policy,
+        *,
+        episodes: int,
+        seed: int,
+        lanes: int = 8,
+        watch: EnvWatch | None = None,
     ) -> None:
         self._policy = policy
         self._seed = seed
         self._quota = np.full(min(lanes, episodes), episodes // min(lanes, episodes))
         self._quota[: episodes % len(self._quota)] += 1
-        self._lanes = make_lanes(env_config, config, range(len(self._quota)), training=False)
+        self._lanes = make_lanes(env_config, config, range(len(self._quota)), training=False, watch=watch)
         self._window = config.window_length
         self._rng = np.random.default_rng([seed, EVALUATION_STREAM])
         self._round = 0

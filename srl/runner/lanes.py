@@ -5,6 +5,7 @@ every step returns the real last frame of an episode, and separately the first f
 Actors and evaluators step envs only through this.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from srl.base.algorithm import RLConfig, Tree
 from srl.base.env import EPISODE_STATS, AgentEnv, EnvConfig, make_agent_env
 from srl.base.spaces import Spaces
 from srl.runner.atari_lanes import atari_lanes
+from srl.runner.env_faults import REPLACED, EnvWatch, GuardedEnv, LaneRecord
+from srl.runner.env_process import ProcessLanes
 
 
 @dataclass(frozen=True)
@@ -23,11 +26,12 @@ class LaneStep:
     """One step of `B` lanes.
 
     Attributes:
-        active: `[B]` bool; false where the vector env used this step to reset the lane, so that nothing
-            else here means anything for it.
+        active: `[B]` bool; false where the vector env used this step to reset the lane or a fault cost it, so that
+            nothing but `started` means anything for it.
         frames: `[B, *shape]` where each step arrived, at an episode's end its real last frame.
         rewards: `[B]` float32. terminated, truncated: `[B]` bool.
         started: `[B]` bool; lanes that begin an episode now, with `first_frames`.
+        replaced: `[B]` bool; lanes among them whose env was replaced in the middle of an episode, which never ends.
         first_frames: `[B, *shape]`.
         episode_rewards, episode_lengths: of true episodes that ended, as the env itself rewarded them.
         episode_lanes: the lanes these belong to.
@@ -39,6 +43,7 @@ class LaneStep:
     terminated: np.ndarray
     truncated: np.ndarray
     started: np.ndarray
+    replaced: np.ndarray
     first_frames: np.ndarray
     episode_rewards: Sequence[float]
     episode_lengths: Sequence[int]
@@ -79,10 +84,11 @@ class Lanes:
 
     def step_wait(self) -> LaneStep:
         """Return what the step that was begun led to."""
-        active = ~self._resetting
         env: Any = self._env
         stepped = env.step_wait() if self.is_overlapping else env.step(self._actions)
         frames, rewards, terminated, truncated, info = stepped
+        replaced = np.asarray(info.get(REPLACED, np.zeros(len(self), np.bool_)))
+        active = ~(self._resetting | replaced)
         terminated, truncated = terminated & active, truncated & active
         ended = terminated | truncated
         first_frames, started = frames, ended
@@ -104,7 +110,8 @@ class Lanes:
             rewards=rewards.astype(np.float32),
             terminated=terminated,
             truncated=truncated,
-            started=started,
+            started=started | replaced,
+            replaced=replaced,
             first_frames=first_frames,
             episode_rewards=[float(totals["r"][lane]) for lane in finished],
             episode_lengths=[int(totals["l"][lane]) for lane in finished],
@@ -116,33 +123,63 @@ class Lanes:
         self._env.close()
 
 
-def make_lanes(env_config: EnvConfig, rl_config: RLConfig, lanes: Sequence[int], *, training: bool = True) -> Lanes:
-    """Make one env a lane number, stepped in this process; raises what `make_agent_env` raises."""
-    first = make_agent_env(env_config, rl_config, lane=lanes[0], training=training)
+def make_lanes(
+    env_config: EnvConfig,
+    rl_config: RLConfig,
+    lanes: Sequence[int],
+    *,
+    training: bool = True,
+    watch: EnvWatch | None = None,
+) -> Lanes:
+    """Make one env a lane number; raises what `make_agent_env` raises.
+
+    Args:
+        watch: takes the faults of envs, which are replaced then; without one a fault is raised at once.
+    """
+    if env_config.env_processes:
+        processes = ProcessLanes(env_config, rl_config, lanes, training=training, watch=watch)
+        return Lanes(processes, processes.spaces)
+    makes = [functools.partial(make_agent_env, env_config, rl_config, lane=lane, training=training) for lane in lanes]
+    first = makes[0]()
     native = atari_lanes(env_config, first, len(lanes))
     if native is not None:
         first.close()
         return Lanes(native, first.spaces)
-    others = [make_agent_env(env_config, rl_config, lane=lane, training=training) for lane in lanes[1:]]
-    return join_lanes([first, *others])
+    envs = [first, *(make() for make in makes[1:])]
+    if watch is None:
+        return join_lanes(envs)
+    kind = "lane" if training else "evaluation lane"
+    return join_lanes(
+        [
+            GuardedEnv(env, make, LaneRecord(f"{env_config.name} {kind} {lane}", lane, watch), watch)
+            for env, make, lane in zip(envs, makes, lanes, strict=True)
+        ]
+    )
 
 
 def make_lane_groups(
-    env_config: EnvConfig, rl_config: RLConfig, lanes: Sequence[int]
+    env_config: EnvConfig, rl_config: RLConfig, lanes: Sequence[int], *, watch: EnvWatch | None = None
 ) -> list[tuple[Sequence[int], Lanes]]:
-    """Make lanes in groups to be stepped in turn, each with its numbers.
+    """Make lanes in groups to be stepped in turn, each with its numbers; the rest is as in `make_lanes`.
 
-    Where envs are stepped by threads of their own there are two, so that one is stepped while the policy acts in the
-    other; elsewhere one.
+    Where envs are stepped by threads or processes of their own there are two, so that one is stepped while the policy
+    acts in the other; elsewhere one.
     """
-    whole = make_lanes(env_config, rl_config, lanes)
-    if not whole.is_overlapping or len(lanes) < 2:
-        return [(lanes, whole)]
-    whole.close()
-    return [(numbers, make_lanes(env_config, rl_config, numbers)) for numbers in (lanes[::2], lanes[1::2])]
+    halves = (lanes[::2], lanes[1::2])
+    if not env_config.env_processes or len(lanes) < 2:
+        whole = make_lanes(env_config, rl_config, lanes, watch=watch)
+        if not whole.is_overlapping or len(lanes) < 2:
+            return [(lanes, whole)]
+        whole.close()
+    first = make_lanes(env_config, rl_config, halves[0], watch=watch)
+    try:
+        return [(halves[0], first), (halves[1], make_lanes(env_config, rl_config, halves[1], watch=watch))]
+    except BaseException:
+        first.close()
+        raise
 
 
-def join_lanes(envs: Sequence[AgentEnv]) -> Lanes:
+def join_lanes(envs: Sequence[AgentEnv | GuardedEnv]) -> Lanes:
     """Return lanes over envs that were made already."""
     factories = [lambda env=env: env for env in envs]
     return Lanes(SyncVectorEnv(factories, autoreset_mode=AutoresetMode.DISABLED), envs[0].spaces)

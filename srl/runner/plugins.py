@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from srl.base.algorithm import ALGORITHMS, RLConfig
-from srl.base.env import ALLOWED_MODULES
+from srl.base.env import ALLOWED_MODULES, EnvConfig
 from srl.base.errors import ConfigError
+from srl.base.settings import Named
 
 PLUGINS_VARIABLE = "SRL_ALLOW_PLUGINS"
 """Environment variable with module names, separated by commas, that a worker imports at its start."""
@@ -48,3 +49,19 @@ def config_from_dict(data: dict[str, Any]) -> RLConfig:
     """Rebuild an algorithm's config from `RLConfig.to_dict`'s data."""
     fields = dict(data)
     return find_algorithm(fields.pop("algorithm", "")).from_dict(fields)
+
+
+def needed_modules(env_config: EnvConfig, config: RLConfig) -> list[str]:
+    """Return the modules outside SRL that another process must import for this env and this config.
+
+    Raises `ConfigError` where one of them is the user's script, which no other process can import.
+    """
+    classes = [type(config), *(type(settings) for settings in config.nested() if isinstance(settings, Named))]
+    own = {cls.__module__ for cls in classes if cls.__module__.partition(".")[0] != "srl"}
+    modules = sorted({*env_config.modules(), *own})
+    if "__main__" in modules:
+        raise ConfigError(
+            "the env, a processor or the algorithm is defined in the script itself, which worker processes cannot "
+            "import; move it to a module of its own, such as my_env.py, and name the env 'my_env:MyEnv-v0'"
+        )
+    return modules

@@ -213,12 +213,13 @@ def _trainer_facts(status: RunStatus, trainer: TrainerStatus) -> tuple[str, str,
 
 
 def _actor_facts(status: RunStatus, actor: ActorStatus) -> tuple[str, str, str, str, str, str]:
+    faults = f", {actor.env_faults:,} env fault{'s' * (actor.env_faults != 1)}" if actor.env_faults else ""
     facts = (
         _age(actor.heartbeat_age_s),
         f"{_rate(actor.env_steps_per_s, 'env steps')} ({actor.env_steps:,})",
         f"{_rate(actor.steps_sent_per_s, 'steps sent')} ({actor.steps_sent:,})",
         f"lag {max(0, status.parameter_version - actor.parameter_version):,}",
-        f"{actor.episodes:,} episode{'s' * (actor.episodes != 1)}",
+        f"{actor.episodes:,} episode{'s' * (actor.episodes != 1)}{faults}",
     )
     return *facts, f"waiting: {actor.waiting_for}" if actor.waiting_for else "playing"
 

@@ -16,11 +16,11 @@ import numpy as np
 from srl.base.algorithm import Learner, RLConfig, Tree
 from srl.base.env import EnvConfig, env_config, make_agent_env
 from srl.base.errors import CheckpointError, ConfigError, MissingExtraError
-from srl.base.settings import Named
 from srl.base.spaces import Spaces
 from srl.runner import checkpoint
 from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.history import History
+from srl.runner.plugins import needed_modules
 from srl.runner.run_config import RunConfig, make_run_config
 from srl.runner.status import RunStatus
 
@@ -164,12 +164,7 @@ class Runner:
             timeout=timeout,
             **run_arguments,
         )
-        modules = sorted({*allow, *self.env_config.modules(), *_plugin_modules(self.config)})
-        if "__main__" in modules:
-            raise ConfigError(
-                "the env, a processor or the algorithm is defined in the script itself, which worker processes cannot "
-                "import; move it to a module of its own, such as my_env.py, and name the env 'my_env:MyEnv-v0'"
-            )
+        modules = sorted({*allow, *needed_modules(self.env_config, self.config)})
         with tempfile.TemporaryDirectory(prefix="srl-") as directory, EmbeddedBroker() as broker:
             logs, work_dir = Path(directory, "logs"), Path(directory, "work")
             logger.info("%s", self.config.preflight(self.spaces, work_dir))
@@ -492,9 +487,3 @@ class _Total:
 
 def _path(directory: str | Path | None) -> Path | None:
     return None if directory is None else Path(directory)
-
-
-def _plugin_modules(config: RLConfig) -> list[str]:
-    """Return the modules outside SRL that define this config and what its settings name (processors, layers)."""
-    classes = [type(config), *(type(settings) for settings in config.nested() if isinstance(settings, Named))]
-    return [cls.__module__ for cls in classes if cls.__module__.partition(".")[0] != "srl"]

@@ -32,6 +32,8 @@ class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     steps_sent: int = 0
     episodes: int = 0
     parameter_version: int = 0
+    env_faults: int = 0
+    """Envs that raised, hung or died, and were replaced."""
     waiting_for: str = ""
 
 

@@ -8,10 +8,11 @@ from envs import PLAYED, Drawn, ShortLives, SignReward, undrawn
 
 from srl.algorithms import dqn
 from srl.base.algorithm import RLConfig, Step
-from srl.base.env import EnvConfig
+from srl.base.env import EnvConfig, as_seeds
 from srl.base.segment import End, Segment
 from srl.rl.memories.replay import ReplayMemory
 from srl.runner.actor import Actor
+from srl.runner.env_faults import EnvWatch
 from srl.runner.lanes import make_lanes
 
 DISCOUNT = 0.9
@@ -115,6 +116,30 @@ def test_every_picture_is_stored_once_as_bytes_and_learned_from_exactly_once(n_s
     assert isinstance(memory, ReplayMemory)
     assert_learned(memory, segments, expected, undrawn)
     assert memory.sample(1, 0).batches["observation_t"].dtype == np.uint8
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("at_step", [1, 2, 7, 30])
+def test_what_was_played_before_a_fault_is_learned_from(at_step: int, n_step: int) -> None:
+    config = toy.Config(n_step=n_step, window_length=2, segment_length=4)
+    watch = EnvWatch(60)
+    env = EnvConfig("test/Faulty-v0", {"at_step": at_step, "victims": as_seeds(0, [1], 0), "longest": 20})
+    lanes = make_lanes(env, config, range(3), watch=watch)
+    actor = Actor(
+        lanes, config.make_policy(lanes.spaces), config, seed=0, lane_numbers=range(3), total_lanes=3, distributed=False
+    )
+    actor.set_parameters(config.make_learner(lanes.spaces, 0).parameters, 0)
+    produced = [actor.step() for _ in range(60)]
+    segments = [segment for made in produced for segment in made.segments] + actor.flush()
+    assert len(watch.faults) == 1
+    assert sum(made.env_steps for made in produced) == 3 * 60 - 1, "the step that raised did not arrive"
+    ended = [episode for episode in PLAYED.values() if episode.end is not End.CUT]
+    assert sorted(r for made in produced for r in made.episode_rewards) == pytest.approx(
+        sorted(sum(episode.rewards) for episode in ended), abs=1e-4
+    )
+    memory = config.make_memory(lanes.spaces, 0, None)
+    assert isinstance(memory, ReplayMemory)
+    assert_learned(memory, segments, expected_transitions(2, n_step))
 
 
 def test_a_segment_is_as_long_as_asked_and_cut_segments_overlap() -> None:

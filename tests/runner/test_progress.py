@@ -108,6 +108,14 @@ def test_evaluation_is_a_number_or_words(fields, text: str) -> None:
     assert evaluation_text(changed(**fields)).startswith(text)
 
 
+def test_faults_of_envs_are_shown_where_there_were_any() -> None:
+    faulty = ActorStatus(worker="a", episodes=2, env_faults=1), ActorStatus(worker="b", env_faults=1200)
+    lines = log_lines(changed(actors=faulty), ADDRESS)
+    assert "| 2 episodes, 1 env fault |" in lines[2] and "| 0 episodes, 1,200 env faults |" in lines[3]
+    assert "2 episodes, 1 env fault" in rendered(changed(actors=faulty))
+    assert "fault" not in str(log_lines(RUNNING, ADDRESS))
+
+
 def test_nothing_ever_prints_nan() -> None:
     nan = math.nan
     status = changed(

@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import queue
 import threading
 import time
@@ -25,6 +26,7 @@ from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, Lease, Reply, 
 from srl.runner.distribution.keeper import BEAT_S
 from srl.runner.distribution.trainer_server import Rates
 from srl.runner.distribution.wire import Experience, decode_tree, encode_experience, unpacked_bytes
+from srl.runner.env_faults import EnvWatch
 from srl.runner.evaluate import Evaluator
 from srl.runner.lanes import make_lane_groups
 from srl.runner.plugins import config_from_dict
@@ -44,6 +46,9 @@ MESSAGE_AGE_S = 0.5
 POLL_S = 0.1
 FULL_S = 0.02, 0.5
 """First and longest pause before an actor looks again whether the backlog has room."""
+TELL_S = 10.0
+"""Pause between two texts about faults of envs, so that an env which often fails does not drown everything else."""
+HANGING_EXIT_CODE = 70
 FLUSH_S = 5.0
 """How long a stopping actor tries to send what it still has."""
 COUNT_S = 5.0
@@ -57,8 +62,9 @@ def serve_actor(broker: Broker, lease: Lease, definition: TaskDefinition, stop: 
     run_config = RunConfig.from_dict(definition.run)
     lane_numbers = range(lease.slot * run_config.num_envs, (lease.slot + 1) * run_config.num_envs)
     # The link comes first: it keeps the lease while envs, which may take long, are made.
-    with ActorLink(broker, lease, stop) as link, contextlib.ExitStack() as stack:
-        groups = make_lane_groups(env_config, config, lane_numbers)
+    watch = EnvWatch(env_config.env_timeout_s)
+    with ActorLink(broker, lease, stop, watch) as link, contextlib.ExitStack() as stack:
+        groups = make_lane_groups(env_config, config, lane_numbers, watch=watch)
         fields = persist(lambda: broker.task_fields(lease.task), broker, stop)
         if not fields:
             return
@@ -81,7 +87,8 @@ def serve_actor(broker: Broker, lease: Lease, definition: TaskDefinition, stop: 
         ]
 
         def make_evaluator() -> Evaluator:
-            evaluator = Evaluator(env_config, config, policy, episodes=run_config.eval_episodes, seed=run_config.seed)
+            episodes, seed = run_config.eval_episodes, run_config.seed
+            evaluator = Evaluator(env_config, config, policy, episodes=episodes, seed=seed, watch=watch)
             stack.callback(evaluator.close)
             return evaluator
 
@@ -134,15 +141,16 @@ class Published:
 
 
 class ActorLink:
-    """Sends messages, beats, and fetches parameters in a thread of its own; a context manager.
+    """Sends messages, beats, fetches parameters and tells of faulty envs in a thread of its own; a context manager.
 
     At its end it sends what it was given; then it raises what the broker refused, or what went wrong.
     """
 
-    def __init__(self, broker: Broker, lease: Lease, stop: threading.Event) -> None:
+    def __init__(self, broker: Broker, lease: Lease, stop: threading.Event, watch: EnvWatch) -> None:
         self._broker = broker
         self._lease = lease
         self._stop = stop
+        self._watch = watch
         self._over = threading.Event()  # the thread has ended
         self._closing = threading.Event()  # nothing more will be added
         self._failure: BaseException | None = None
@@ -157,6 +165,8 @@ class ActorLink:
         self._looked_at_step = 0
         self._started_s = 0.0
         self._env_steps = self._steps_sent = self._episodes = self._version = 0
+        self._env_faults = self._faults_told = 0
+        self._told_at_s = -TELL_S
         self._rates = Rates(0, 0)
         self._env_rate = self._sent_rate = 0.0
         self._beat_at_s = 0.0
@@ -256,10 +266,16 @@ class ActorLink:
                     self._look()
                 while not self._evaluations.empty():
                     self._store_evaluation(*self._evaluations.get())
+                self._tell_faults()
+            self._told_at_s = -TELL_S
+            self._tell_faults()
         except BaseException as error:
             self._failure = error
         finally:
             self._over.set()
+        # The playing loop ends soon, unless an env holds it.
+        while not self._closing.wait(POLL_S):
+            self._end_where_env_hangs()
 
     def _send(self, experience: Experience) -> None:
         message = encode_experience(experience)
@@ -287,7 +303,35 @@ class ActorLink:
             self._give_up_s = time.monotonic() + FLUSH_S
         return time.monotonic() > self._give_up_s
 
+    def _tell_faults(self) -> None:
+        """Tell the client of the newest fault, and of how many others there were since the last one told."""
+        if not self._watch.faults or time.monotonic() - self._told_at_s < TELL_S:
+            return
+        while self._watch.faults:
+            text = self._watch.faults.popleft()
+            self._env_faults += 1
+        others = self._env_faults - self._faults_told - 1
+        if others:
+            text += f"(and {others} other fault{'s' * (others != 1)} of envs before it)"
+        self._faults_told, self._told_at_s = self._env_faults, time.monotonic()
+        logger.warning("%s: %s", self._lease.worker, text)
+        self._ask(lambda: self._broker.add_error(self._lease.task, self._lease.worker, text))
+
+    def _end_where_env_hangs(self) -> None:
+        """End this process where an env does not come back, as nothing can interrupt it."""
+        hanging = self._watch.overdue()
+        if hanging is None:
+            return
+        text = f"{hanging}The actor ends; with env_processes=True such an env would be replaced alone"
+        logger.error("%s: %s", self._lease.worker, text)
+        try:
+            self._broker.add_error(self._lease.task, self._lease.worker, text)
+            self._broker.release(self._lease)
+        finally:
+            os._exit(HANGING_EXIT_CODE)
+
     def _beat(self) -> Reply | None:
+        self._end_where_env_hangs()
         if self._rates.since_s() >= BEAT_S:  # a full backlog is asked about more often
             self._env_rate, self._sent_rate = self._rates.take(self._env_steps, self._steps_sent)
         status = ActorStatus(
@@ -299,6 +343,7 @@ class ActorLink:
             steps_sent=self._steps_sent,
             episodes=self._episodes,
             parameter_version=self._version,
+            env_faults=self._env_faults + len(self._watch.faults),
             waiting_for=self._waiting_for,
         )
         text = msgspec.json.encode(status).decode()

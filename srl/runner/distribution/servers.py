@@ -29,6 +29,7 @@ from srl.runner.distribution.broker import (
 from srl.runner.distribution.keeper import restore_from_directories
 from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.distribution.work_dir import remove_finished, task_directory
+from srl.runner.env_process import ONE_THREAD
 from srl.runner.plugins import load_plugins
 from srl.runner.shutdown import stop_on_signals
 
@@ -121,10 +122,7 @@ def actor_environment() -> dict[str, str]:
     return {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": flags if single in flags else f"{flags} {single}".strip(),
-        "NPROC": "1",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "OPENCV_FOR_THREADS_NUM": "1",
+        **ONE_THREAD,
         # An actor needs each answer at once; computing it behind its back only adds a hand-over.
         "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false",
     }

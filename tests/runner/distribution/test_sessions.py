@@ -17,7 +17,7 @@ from envs import ShortLives
 
 import srl
 from srl.algorithms import dqn
-from srl.base.env import EnvConfig
+from srl.base.env import EnvConfig, as_seeds
 from srl.base.errors import BrokerError, BrokerUnreachableError, ProtocolError, WorkerError
 from srl.base.segment import End, Segment
 from srl.base.settings import Settings
@@ -448,7 +448,7 @@ def test_an_actor_that_stops_before_a_full_backlog_says_what_is_lost(
 
 
 def test_an_env_that_breaks_reaches_the_client_with_its_traceback(server: EmbeddedBroker, broker: Broker) -> None:
-    manager = start(server.parameters, make_runner(fail_at=30))
+    manager = start(server.parameters, make_runner(fail_at=1))
     with working(server.parameters, "trainer", "actor"):
         with pytest.raises(WorkerError, match=r"(?s)actor-0.*Traceback.*counted_env\.py.*the counted env broke"):
             manager.train_wait(progress=False)
@@ -460,12 +460,49 @@ def test_an_env_that_breaks_before_a_full_backlog_is_reported_all_the_same(
     server: EmbeddedBroker, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actor_server, "FLUSH_S", 0.1)
-    manager = start(server.parameters, make_runner(fail_at=100))
+    env = EnvConfig("test/Broken-v0", {"what": "reward", "value": "inf", "at": 100})
+    manager = start(server.parameters, srl.Runner(env, toy.Config()))
     broker.redis.hset(f"srl:{manager.task}:task", "backlog_limit", 1)
     broker.send(acquire(broker, manager.task, "actor"), b"it is full")
     broker.redis.hset(f"srl:{manager.task}:task", "actor_num", 2)
     publish(broker, acquire(broker, manager.task, "trainer"), version=1)
-    with working(server.parameters, "actor"), pytest.raises(WorkerError, match="the counted env broke"):
+    with working(server.parameters, "actor"), pytest.raises(WorkerError, match="a reward inf at step 100"):
+        manager.train_wait(progress=False, timeout=20)
+
+
+def test_a_lane_that_dies_natively_is_replaced_and_the_run_goes_on(
+    server: EmbeddedBroker, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    victim = as_seeds(1, [2], 0)  # of the runner's seed
+    env = EnvConfig("test/Faulty-v0", {"how": "exit", "at_step": 5, "victims": victim}, env_processes=True)
+    manager = start(server.parameters, srl.Runner(env, toy.Config(), seed=1), max_train_count=300)
+    with working(server.parameters, "trainer", "actor"):
+        status = manager.train_wait(progress=False)
+    assert (status.state, status.train_count) == ("done", 300)
+    [told] = [event.message for event in broker.events(manager.task) if event.worker]
+    assert re.search(r"(?s)test/Faulty-v0 lane 2: .*ended with exit code 139, at step 5 of its episode", told)
+    assert told in caplog.text
+
+
+def test_an_env_that_fails_often_is_counted_and_told_now_and_then(server: EmbeddedBroker, broker: Broker) -> None:
+    runner = srl.Runner(EnvConfig("test/Faulty-v0", {"at_step": 5}), toy.Config(), seed=1)
+    manager = start(server.parameters, runner)
+    with working(server.parameters, "trainer", "actor"):
+        until(lambda: manager.get_status().actors and manager.get_status().actors[0].env_faults > 20)
+        assert len(broker.events(manager.task)) == 1
+    first, last = [event.message for event in broker.events(manager.task)]
+    assert re.search(r"(?s)test/Faulty-v0 lane \d.*at step \d.*Traceback.*envs\.py.*the faulty env broke", first)
+    assert re.search(r"and \d+ other faults of envs before it", last)
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_an_env_that_fails_on_every_reset_ends_the_task(
+    server: EmbeddedBroker, broker: Broker, processes: bool
+) -> None:
+    env = EnvConfig("test/Faulty-v0", {"at_reset": 1}, env_processes=processes)
+    manager = start(server.parameters, srl.Runner(env, toy.Config()))
+    told = r"(?s)actor-0: test/Faulty-v0 lane 0: .*fault 3 in a row.*Traceback.*envs\.py.*the faulty env broke"
+    with working(server.parameters, "trainer", "actor"), pytest.raises(WorkerError, match=told):
         manager.train_wait(progress=False, timeout=20)
 
 
@@ -509,6 +546,8 @@ def test_every_setting_arrives_unchanged(server: EmbeddedBroker, broker: Broker)
         max_episode_steps=9,
         frameskip=2,
         render_observation=True,
+        env_timeout_s=7.0,
+        env_processes=True,
         gym_make_func=make_counted,
         gym_wrappers=[unchanged],
     )

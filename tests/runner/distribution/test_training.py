@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import envs  # noqa: F401  # registers test/Faulty-v0
 import pytest
 import toy
 from counted_env import steps_taken
@@ -133,7 +134,7 @@ def test_train_mp_does_exactly_what_was_asked(tmp_path: Path) -> None:
 
 def test_train_mp_says_what_broke_in_a_worker() -> None:
     with pytest.raises(WorkerError, match=r"(?s)actor-0.*Traceback.*the counted env broke"):
-        make_runner(fail_at=30).train_mp(max_train_count=1000, num_envs=2, eval_episodes=0, progress=False)
+        make_runner(fail_at=1).train_mp(max_train_count=1000, num_envs=2, eval_episodes=0, progress=False)
 
 
 TRAIN_MP = """
@@ -361,6 +362,37 @@ def test_an_unfit_actor_does_not_end_a_healthy_run(
     until(lambda: manager.get_status().train_count > before)
     assert manager.get_status().state == "running"
     assert manager.cancel()
+
+
+def test_an_env_that_hangs_in_the_actors_process_ends_it_with_its_stack(
+    server: EmbeddedBroker, broker: Broker, start_worker: Callable[..., Worker]
+) -> None:
+    env = EnvConfig("test/Faulty-v0", {"how": "hang", "at_reset": 5}, env_timeout_s=0.5)
+    manager = start_task(server, srl.Runner(env, toy.Config()), max_train_count=100_000_000)
+    start_worker("trainer")
+    actor = start_worker("actor", ["toy", "envs"])
+    assert actor.process.wait(30) == 70
+    told = [event.message for event in broker.events(manager.task)]
+    assert len(told) == 1
+    assert re.search(
+        r"(?s)test/Faulty-v0 lane \d: a reset takes longer than env_timeout_s = 0.5 s, at step 0 of its episode 4\."
+        r".*envs\.py.*in _break.*env_processes=True",
+        told[0],
+    )
+    assert not [name for name in broker.snapshot(manager.task)["workers"] if name != "trainer"]
+    assert manager.cancel()
+
+
+def test_an_env_that_hangs_when_its_task_ends_does_not_hold_the_actor(
+    server: EmbeddedBroker, start_worker: Callable[..., Worker]
+) -> None:
+    env = EnvConfig("test/Faulty-v0", {"how": "hang", "at_step": 50}, env_timeout_s=4.0)
+    manager = start_task(server, srl.Runner(env, toy.Config()), max_train_count=100_000_000)
+    start_worker("trainer")
+    actor = start_worker("actor", ["toy", "envs"])
+    until(lambda: any(actor.parameter_version for actor in manager.get_status().actors))
+    assert manager.cancel()
+    assert actor.process.wait(30) == 70
 
 
 def test_a_client_that_comes_back_late_gets_the_whole_history(
