@@ -488,7 +488,9 @@ def test_an_env_that_fails_often_is_counted_and_told_now_and_then(server: Embedd
     runner = srl.Runner(EnvConfig("test/Faulty-v0", {"at_step": 5}), toy.Config(), seed=1)
     manager = start(server.parameters, runner)
     with working(server.parameters, "trainer", "actor"):
-        until(lambda: manager.get_status().actors and manager.get_status().actors[0].env_faults > 20)
+        until(lambda: broker.events(manager.task))
+        told = manager.get_status().actors[0].env_faults
+        until(lambda: manager.get_status().actors[0].env_faults > told + 20)
         assert len(broker.events(manager.task)) == 1
     first, last = [event.message for event in broker.events(manager.task)]
     assert re.search(r"(?s)test/Faulty-v0 lane \d.*at step \d.*Traceback.*envs\.py.*the faulty env broke", first)
