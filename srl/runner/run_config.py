@@ -29,6 +29,11 @@ class RunConfig(Settings):
     checkpoint_interval_updates: int = setting(
         5_000, low=1, doc="updates between checkpoints of a distributed run, where these come sooner"
     )
+    lockstep: bool = setting(
+        False,
+        doc="whether actors and trainer of a distributed run take fixed turns, so that it gives the same result twice; "
+        "actors play one round with the parameters of the round before the last",
+    )
     parameter_send_interval_s: float = setting(
         0.02,
         low=0,

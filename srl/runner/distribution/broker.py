@@ -93,6 +93,11 @@ class Lease:
         """Name for people: `trainer`, `actor-0`."""
         return "trainer" if self.role == "trainer" else f"actor-{self.slot}"
 
+    @property
+    def sender(self) -> str:
+        """Name of its messages' sender, never used twice: `actor-0/7:a1b2c3`."""
+        return f"{self.worker}/{self.token}"
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -255,7 +260,7 @@ class Broker:
 
     def open_tasks(self) -> list[tuple[str, dict[str, str]]]:
         """Return (id, fields) of the unfinished tasks, oldest first."""
-        return self._listed(QUEUE_KEY, ("name", "state", "protocol", "actor_num"))
+        return self._listed(QUEUE_KEY, ("name", "state", "protocol", "actor_num", "lockstep"))
 
     def definition(self, task: str) -> TaskDefinition:
         """Return a task's definition; `ProtocolError` where another version of SRL wrote it."""
@@ -473,6 +478,7 @@ def _fields_of(definition: TaskDefinition, label: str, backlog_limit_bytes: int)
         "actor_backlog": backlog_limit_bytes // definition.run["actor_num"],
         "target_train_count": "" if updates is None else definition.start_train_count + updates,
         "timeout_s": timeout_s or "",
+        "lockstep": int(definition.run.get("lockstep", False)),
     }
 
 

@@ -173,7 +173,8 @@ def _find_work(broker: Broker, role: Literal["trainer", "actor"], refused: set[s
             logger.error("%s: %s", role, error)
             broker.add_error(task, f"{role} on {socket.gethostname()}", str(error))
             continue
-        slots = 1 if role == "trainer" else MOST_ACTORS if spare else int(fields["actor_num"])
+        joins = spare and fields["lockstep"] == "0"
+        slots = 1 if role == "trainer" else MOST_ACTORS if joins else int(fields["actor_num"])
         lease = broker.acquire(task, role, slots)
         if lease is not None:
             return lease

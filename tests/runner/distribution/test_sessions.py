@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import toy
@@ -24,12 +25,14 @@ from srl.base.settings import Settings
 from srl.runner.distribution import (
     RedisParameters,
     TaskManager,
+    actor_link,
     actor_run_forever,
     actor_server,
     servers,
     task_manager,
     trainer_run_forever,
     trainer_server,
+    trainer_session,
 )
 from srl.runner.distribution import (
     broker as broker_module,
@@ -62,8 +65,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process of the tests stays as it is, and idle workers look around often."""
     monkeypatch.setattr(servers, "configure_actor_process", lambda: None)
     monkeypatch.setattr(servers, "IDLE_S", 0.02)
-    monkeypatch.setattr(trainer_server, "BEAT_S", 0.1)
-    monkeypatch.setattr(actor_server, "BEAT_S", 0.1)
+    monkeypatch.setattr(trainer_session, "BEAT_S", 0.1)
+    monkeypatch.setattr(actor_link, "BEAT_S", 0.1)
 
 
 @contextlib.contextmanager
@@ -163,6 +166,47 @@ def test_the_learner_keeps_the_asked_ratio(server: EmbeddedBroker, broker: Broke
     assert (status.state, status.train_count) == ("done", updates)
     since_warm_up = status.memory_size - runner.config.memory.warmup_size
     assert updates * runner.config.batch_size / since_warm_up == pytest.approx(ratio, rel=0.1)
+
+
+@pytest.mark.parametrize(("algorithm", "actors"), [("toy", 1), ("toy", 3), ("dqn", 2)])
+def test_a_run_in_lockstep_gives_the_same_result_twice(
+    server: EmbeddedBroker, broker: Broker, algorithm: str, actors: int
+) -> None:
+    learned = []
+    for early in (0, 1):
+        runner = make_runner()
+        if algorithm == "dqn":
+            config = dqn.Config()
+            config.hidden_block.set_mlp((8,))
+            config.memory.set_proportional_memory()
+            config.memory.warmup_size = 100
+            runner = srl.Runner("CartPole-v1", config, seed=3)
+        manager = start(server.parameters, runner, actors, max_train_count=333, lockstep=True, eval_episodes=2)
+        # Who comes when, and how fast it plays, must not matter.
+        with contextlib.ExitStack() as stack:
+            for role in [*["actor"] * early, "trainer", *["actor"] * (actors - early)]:
+                stack.enter_context(working(server.parameters, role))
+            status = manager.train_wait(progress=False, timeout=60)
+        assert (status.state, status.train_count) == ("done", 333)
+        manager.load_into(runner)
+        learned.append((status.env_steps, status.memory_size, runner.parameters))
+    assert learned[0][:2] == learned[1][:2]
+    jax.tree.map(np.testing.assert_array_equal, learned[0][2], learned[1][2])
+
+
+def test_a_run_in_lockstep_survives_its_workers_and_its_broker(tmp_path: Path) -> None:
+    with EmbeddedBroker() as own:
+        manager = start(own.parameters, None, 2, max_train_count=2_000, lockstep=True)
+        with working(own.parameters, "trainer", "actor"):
+            with working(own.parameters, "actor"):
+                until(lambda: env_steps(manager) > 500)
+            seen = env_steps(manager)  # the other actor waits for it
+            with working(own.parameters, "actor"):
+                until(lambda: env_steps(manager) > seen + 500)
+                own.stop()
+                own.start()
+                until(lambda: Broker(own.parameters).tasks() == [manager.task])
+                assert manager.train_wait(progress=False, timeout=60).train_count == 2_000
 
 
 @pytest.mark.parametrize("first", ["client", "workers"])
@@ -417,7 +461,8 @@ def test_a_backlog_is_as_short_for_frames_that_compress_well(server: EmbeddedBro
         limit = manager.get_status().backlog_limit_bytes
         broker.finish(manager.task, "cancelled")
     assert sum(len(data) for data in waiting) < limit / 10
-    assert 0 < sum(decode_experience(data).env_steps for data in waiting) < limit / (512 * 4)
+    transitions = [len(segment.actions) for data in waiting for segment in decode_experience(data).segments]
+    assert 0 < sum(transitions) < limit / (512 * 4)
 
 
 def test_a_memory_that_does_not_fit_the_trainer_is_an_error_at_the_client(
@@ -436,7 +481,7 @@ def test_a_memory_that_does_not_fit_the_trainer_is_an_error_at_the_client(
 def test_an_actor_that_stops_before_a_full_backlog_says_what_is_lost(
     server: EmbeddedBroker, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(actor_server, "FLUSH_S", 0.1)
+    monkeypatch.setattr(actor_link, "FLUSH_S", 0.1)
     manager = start(server.parameters)
     publish(broker, acquire(broker, manager.task, "trainer"), version=1)
     before = Counted.steps
@@ -459,7 +504,7 @@ def test_an_env_that_breaks_reaches_the_client_with_its_traceback(server: Embedd
 def test_an_env_that_breaks_before_a_full_backlog_is_reported_all_the_same(
     server: EmbeddedBroker, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actor_server, "FLUSH_S", 0.1)
+    monkeypatch.setattr(actor_link, "FLUSH_S", 0.1)
     env = EnvConfig("test/Broken-v0", {"what": "reward", "value": "inf", "at": 100})
     manager = start(server.parameters, srl.Runner(env, toy.Config()))
     broker.redis.hset(f"srl:{manager.task}:task", "backlog_limit", 1)
