@@ -235,6 +235,20 @@ class Sample:
     generations: np.ndarray
 
 
+@dataclass(frozen=True)
+class MemoryPosition:
+    """How far a memory was filled; two positions compare only where they are of one memory.
+
+    Attributes:
+        identity: random, drawn when the memory (or its files) was made. Whole and below 2^53, so that any JSON
+            reader keeps it.
+        segments: how many segments were ever stored, without those that held no transition.
+    """
+
+    identity: int
+    segments: int
+
+
 class Memory(Protocol):
     """What a trainer needs of a memory."""
 
@@ -256,6 +270,11 @@ class Memory(Protocol):
 
     def __len__(self) -> int:
         """Return how many transitions can be sampled."""
+        ...
+
+    @property
+    def position(self) -> MemoryPosition:
+        """Which memory this is, and how many segments it has stored."""
         ...
 
     @property

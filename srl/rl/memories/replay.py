@@ -5,6 +5,7 @@ are stored once and stacked when they are sampled.
 """
 
 import dataclasses
+import secrets
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from srl.base.algorithm import LARGE_FRAME_BYTES, Sample
+from srl.base.algorithm import LARGE_FRAME_BYTES, MemoryPosition, Sample
 from srl.base.errors import CheckpointError, ConfigError, SpaceError
 from srl.base.segment import End, Segment, overlap
 from srl.base.spaces import DiscreteActions, Spaces
@@ -97,6 +98,8 @@ class ReplayMemory:
         self._arrays = arrays = open_arrays(layout, directory)
         self._frames, self._actions, self._rewards = arrays["frames"], arrays["actions"], arrays["rewards"]
         self._priorities, self._counters = arrays["priorities"], arrays["counters"]
+        if not arrays["identity"][0]:  # just made
+            arrays["identity"][0] = 1 + secrets.randbelow((1 << 53) - 1)
         self._tree = SumTree(self._slots)
         self._prioritiser = _prioritiser(config, arrays)
         self._rng = np.random.default_rng(seed)
@@ -113,6 +116,11 @@ class ReplayMemory:
     def __len__(self) -> int:
         """Return how many transitions can be sampled; never more than the capacity."""
         return self._transitions_before(self._newest) - self._transitions_before(self._oldest)
+
+    @property
+    def position(self) -> MemoryPosition:
+        """Which memory this is, the same when its files are opened again, and how many segments it has stored."""
+        return MemoryPosition(int(self._arrays["identity"][0]), self._newest)
 
     @property
     def capacity(self) -> int:
@@ -490,6 +498,7 @@ def _layout(spaces: Spaces, config: MemoryConfig, n_step: int, segment_length: i
         "segment_starts": ((slots // 2 + 2,), np.int64),
         "segment_totals": ((slots // 2 + 2,), np.int64),
         "counters": ((2,), np.int64),
+        "identity": ((1,), np.int64),
         "max_priority": ((1,), np.float64),
     }
     if config.kind == "rank":

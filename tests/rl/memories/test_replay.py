@@ -583,3 +583,17 @@ def test_sampling_keeps_up_with_the_learner() -> None:
         memory.update_priorities(memory.sample(16, turn), priorities)
         best = min(best, time.perf_counter() - start)
     assert best < 1e-3
+
+
+def test_a_position_names_the_memory_and_counts_what_it_stored(tmp_path: Path) -> None:
+    plain, memory = make_memory(n=3), make_memory(n=3, directory=tmp_path)
+    assert plain.position.segments == memory.position.segments == 0
+    stored = 0
+    for item in itertools.islice(random_episodes(5), 40):
+        segments = item.segments(n=3)
+        memory.insert(segments)
+        stored += sum(len(segment.transitions(3)) > 0 for segment in segments)
+    assert memory.position.segments == stored > 40
+    assert make_memory(n=3, directory=tmp_path).position == memory.position
+    identities = {plain.position.identity, memory.position.identity, make_memory().position.identity}
+    assert len(identities) == 3 and all(0 < identity < 1 << 53 for identity in identities)
