@@ -53,6 +53,7 @@ class Script(gymnasium.Env[np.ndarray, int]):
         self._longest, self._lengths, self._ends, self._reward = longest, lengths, ends, reward
         self._fail_at = fail_at
         self._steps = 0
+        self._resets = -1
         Script.made += 1
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -60,12 +61,13 @@ class Script(gymnasium.Env[np.ndarray, int]):
         if seed is not None:
             self._identity, self._episode = int(self.np_random.integers(1 << 30)), -1
         self._episode += 1
+        self._resets += 1
         self._length = int(self.np_random.integers(1, self._longest + 1))
         if self._lengths is not None:
-            self._length = self._lengths[min(self._episode, len(self._lengths) - 1)]
+            self._length = self._lengths[min(self._resets, len(self._lengths) - 1)]
         self._end = End(int(self.np_random.integers(2)))
         if self._ends is not None:
-            self._end = End(self._ends[min(self._episode, len(self._ends) - 1)])
+            self._end = End(self._ends[min(self._resets, len(self._ends) - 1)])
         self._step = 0
         self._record = PLAYED[self._identity, self._episode] = Episode([self._frame().tolist()])
         return self._frame(), {}
@@ -236,6 +238,16 @@ def halve_reward(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 def add_one(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.TransformReward(env, lambda reward: reward + 1)
+
+
+class seeded_once(gymnasium.Wrapper[Any, Any, Any, Any]):  # used like a function
+    """Takes the first seed only, as in vector envs that reset by themselves."""
+
+    is_seeded = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        seed, self.is_seeded = None if self.is_seeded else seed, True
+        return self.env.reset(seed=seed, options=options)
 
 
 @dataclass
