@@ -1,5 +1,6 @@
 """Envs whose every step is known, shared by tests of several layers; importing this registers them."""
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -92,6 +93,13 @@ class Script(gymnasium.Env[np.ndarray, int]):
 
     def _frame(self) -> np.ndarray:
         return np.array([self._identity, self._episode, self._step], np.int32)
+
+
+class Unseeded(Script):
+    """A `Script` that plays something else each time, whatever its seed."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return super().reset(seed=None if seed is None else secrets.randbits(31), options=options)
 
 
 class Identity(gymnasium.Env[Any, Any]):
@@ -312,6 +320,7 @@ class _Lives(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 _ENVS: dict[str, Callable[..., gymnasium.Env[Any, Any]]] = {
     "Script": Script,
+    "Unseeded": Unseeded,
     "Identity": Identity,
     "Reach": Reach,
     "Sampled": Sampled,

@@ -7,6 +7,8 @@ import logging
 import shutil
 from pathlib import Path
 
+import numpy as np
+
 from srl.base.algorithm import Memory, RLConfig, Tree
 from srl.base.errors import CheckpointError
 from srl.base.spaces import Spaces
@@ -37,23 +39,26 @@ def open_memory(
     Raises:
         ConfigError: the files were made with other settings, or the machine has no room.
     """
-    if directory is not None and not shared and mark is None:
-        _remove(directory)
+    own = directory if not shared else None
+    if own is not None and mark is None:
+        _remove(own)
     try:
         memory = config.make_memory(spaces, seed, directory)
-        if not shared and mark is not None and memory.position.identity != int(mark["identity"][0]):
-            raise CheckpointError("the memory's files are not those of the checkpoint")
     except CheckpointError as error:
-        if directory is None or shared:
+        if own is None:
             raise
-        logger.warning("the run goes on with an empty memory in %s: %s", directory, error)
-        _remove(directory)
-        memory, mark = config.make_memory(spaces, seed, directory), None
-    if mark is not None:
-        try:
-            memory.go_back(mark)
-        except CheckpointError as error:
-            logger.warning("the run goes on with the %d transitions that its memory has: %s", len(memory), error)
+        logger.warning("the run goes on with an empty memory: %s", error)
+        _remove(own)
+        return config.make_memory(spaces, seed, own)
+    if mark is None:
+        return memory
+    try:
+        memory.go_back(mark)
+    except CheckpointError as error:
+        if own is not None and memory.position.identity not in np.ravel(mark.get("identity", ())):
+            _remove(own)
+            memory = config.make_memory(spaces, seed, own)
+        logger.warning("the run goes on with the %d transitions that its memory has: %s", len(memory), error)
     return memory
 
 
