@@ -60,7 +60,7 @@ class Actor:
         self._distributed = distributed
         self.total_lanes = total_lanes
         self._rng = np.random.default_rng([seed, TRAINING_STREAM, *lane_numbers])
-        self._episodes = Episodes(seed, lane_numbers, TRAINING_STREAM)
+        self._episodes = Episodes(seed, lane_numbers, TRAINING_STREAM, lanes.spaces)
         frames = lanes.reset(self._episodes.seeds(), self._episodes.next_seed)
         self._stacks = Stacks(frames, config.window_length)
         self._state = policy.initial_state(len(lanes))
@@ -166,7 +166,7 @@ class Actor:
         check_array(state, "lanes", (len(lanes),), np.int64)
         stacks = self._stacks.array
         check_array(state, "stacks", (len(lanes), *stacks.shape[1:]), stacks.dtype)
-        Episodes(0, lanes, TRAINING_STREAM).check_valid(state["episodes"])
+        Episodes(0, lanes, TRAINING_STREAM, self._lanes.spaces).check_valid(state["episodes"])
         self._new_builder(lanes).check_valid(state["segments"])
         _check_policy_state(state["policy"], self._policy.initial_state(len(lanes)) or {})
         try:

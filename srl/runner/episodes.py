@@ -12,6 +12,7 @@ import numpy as np
 from srl.base.algorithm import Tree
 from srl.base.env import as_seeds
 from srl.base.errors import CheckpointError
+from srl.base.spaces import DiscreteActions, Spaces
 from srl.runner.lanes import Lanes, LaneStep
 
 REPLAYED_STEPS = 100_000
@@ -29,13 +30,16 @@ class Episodes:
         stream: of random numbers that the seeds are of.
     """
 
-    def __init__(self, seed: int, lane_numbers: Sequence[int], stream: int) -> None:
+    def __init__(self, seed: int, lane_numbers: Sequence[int], stream: int, spaces: Spaces) -> None:
         lanes = len(lane_numbers)
         self._seed, self._stream, self._lane_numbers = seed, stream, list(lane_numbers)
         self._numbers = np.zeros(lanes, np.int64)
         self._rewards = np.zeros(lanes, np.float64)
         # One row a step, with the actions of all lanes; each lane's episode began before the row of its start.
-        self._actions: np.ndarray | None = None
+        if isinstance(spaces.action, DiscreteActions):
+            self._actions = np.zeros((_FIRST_ROWS, lanes), np.int32)
+        else:
+            self._actions = np.zeros((_FIRST_ROWS, lanes, len(spaces.action.low)), np.float32)
         self._count = 0
         self._starts = np.zeros(lanes, np.int64)
 
@@ -50,10 +54,8 @@ class Episodes:
 
     def record(self, actions: np.ndarray, step: LaneStep) -> None:
         """Note the actions `[B, ...]` of a step and what it led to."""
-        if self._actions is None:
-            self._actions = np.zeros((_FIRST_ROWS, *actions.shape), actions.dtype)
-        elif self._count == len(self._actions):
-            self._make_room(self._actions)
+        if self._count == len(self._actions):
+            self._make_room()
         self._actions[self._count] = actions
         self._count += 1
         self._rewards += np.where(step.active, step.rewards, 0.0)
@@ -65,13 +67,12 @@ class Episodes:
     def get_state(self) -> dict[str, Any]:
         """Return a tree of arrays."""
         first = self._first()
-        rows = np.zeros((0, len(self._starts)), np.int32) if self._actions is None else self._actions
         return {
             "seed": self._seed,
             "numbers": self._numbers.copy(),
             "rewards": self._rewards.copy(),
             "starts": np.where(self._starts == _FORGOTTEN, _FORGOTTEN, self._starts - first),
-            "actions": rows[first : self._count].copy(),
+            "actions": self._actions[first : self._count].copy(),
         }
 
     def set_state(self, state: Tree) -> None:
@@ -80,18 +81,17 @@ class Episodes:
         self._seed = state["seed"]
         self._numbers, self._rewards = state["numbers"].copy(), state["rewards"].copy()
         self._starts, self._count = state["starts"].copy(), len(state["actions"])
-        self._actions = state["actions"].copy() if self._count else None
+        self._actions = state["actions"].copy()
 
     def check_valid(self, state: Tree) -> None:
         """Raise `CheckpointError` where this is no state of the episodes of so many lanes."""
         if set(state) != {"seed", "numbers", "rewards", "starts", "actions"} or not isinstance(state["seed"], int):
             raise CheckpointError(f"no state of open episodes: {sorted(state)}")
-        lanes, actions = len(self._starts), state["actions"]
         for name, own in (("numbers", self._numbers), ("rewards", self._rewards), ("starts", self._starts)):
-            check_array(state, name, (lanes,), own.dtype)
-        if np.ndim(actions) < 2 or actions.shape[1] != lanes:
-            raise CheckpointError(f"actions of open episodes have shape {np.shape(actions)}, not [steps, {lanes}, ...]")
-        if (state["starts"] > len(actions)).any() or (state["starts"] < _FORGOTTEN).any():
+            check_array(state, name, own.shape, own.dtype)
+        count = len(state["actions"]) if np.ndim(state["actions"]) else 0
+        check_array(state, "actions", (count, *self._actions.shape[1:]), self._actions.dtype)
+        if (state["starts"] > count).any() or (state["starts"] < _FORGOTTEN).any():
             raise CheckpointError("open episodes begin where no step was recorded")
 
     def replay(self, lanes: Lanes, frames: np.ndarray) -> tuple[np.ndarray, str]:
@@ -109,8 +109,7 @@ class Episodes:
             if start == _FORGOTTEN:
                 why = why or f"episodes of more than {REPLAYED_STEPS:,} steps are not played again"
                 continue
-            actions = () if self._actions is None else self._actions[start : self._count, lane]
-            reached = lanes.replay(lane, self._seed_of(lane), actions)
+            reached = lanes.replay(lane, self._seed_of(lane), self._actions[start : self._count, lane])
             restored[lane] = (
                 reached is not None
                 and bool(np.array_equal(reached[0], frames[lane]))
@@ -146,11 +145,11 @@ class Episodes:
         """Return the first row that is still needed."""
         return int(self._starts.min(where=self._starts != _FORGOTTEN, initial=self._count))
 
-    def _make_room(self, rows: np.ndarray) -> None:
+    def _make_room(self) -> None:
         self._starts[self._count - self._starts > REPLAYED_STEPS] = _FORGOTTEN
         first = self._first()
-        kept = rows[first : self._count]
-        self._actions = np.zeros((max(_FIRST_ROWS, 2 * len(kept)), *rows.shape[1:]), rows.dtype)
+        kept = self._actions[first : self._count]
+        self._actions = np.zeros((max(_FIRST_ROWS, 2 * len(kept)), *kept.shape[1:]), kept.dtype)
         self._actions[: len(kept)] = kept
         self._starts[self._starts != _FORGOTTEN] -= first
         self._count = len(kept)

@@ -127,7 +127,8 @@ class Trainer:
         with self._lock:
             self.memory.set_state(state["memory"])
             # A memory that was lost is warmed up again, and the ratio counts from there.
-            if len(self.memory) >= self.memory.warmup_size:
+            is_lost = len(self.memory) < self.memory.warmup_size and state["limiter"]["warm_at"] is not None
+            if not is_lost:
                 self.limiter.set_state(state["limiter"])
 
     def check_valid(self, state: dict[str, Any]) -> None:

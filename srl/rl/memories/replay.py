@@ -330,19 +330,18 @@ class ReplayMemory:
         return [name for name in ("max_priority", "ranking", "ranking_state") if name in self._arrays]
 
     def _check_mark(self, mark: Mapping[str, Any]) -> None:
-        expected = {"identity", "segments", "addresses", "priorities", *self._small_arrays()}
-        if set(mark) != expected:
-            raise CheckpointError(f"no mark of such a replay memory: it has {sorted(mark)}, not {sorted(expected)}")
-        start, end = (int(address) for address in np.resize(mark["addresses"], 2))
-        shapes = {"identity": (1,), "segments": (2,), "addresses": (2,), "priorities": (max(end - start, 0),)}
-        for name in expected:
-            own = self._arrays.get(name, self._priorities if name == "priorities" else self._counters)
-            shape = shapes.get(name, own.shape)
-            if mark[name].shape != shape or mark[name].dtype != own.dtype:
-                raise CheckpointError(
-                    f"{name} of a replay memory's mark is {list(mark[name].shape)} {mark[name].dtype}, not "
-                    f"{list(shape)} {own.dtype}"
-                )
+        small = self._small_arrays()
+        if set(mark) != {"identity", "segments", "addresses", "priorities", *small}:
+            raise CheckpointError(f"no mark of such a replay memory, it has {sorted(mark)}")
+        own: dict[str, tuple[tuple[int, ...], Any]] = {
+            **{
+                name: ((1,) if name == "identity" else (2,), np.int64) for name in ("identity", "segments", "addresses")
+            },
+            **{name: (self._arrays[name].shape, self._arrays[name].dtype) for name in small},
+        }
+        _check_arrays(mark, own)
+        start, end = mark["addresses"].tolist()
+        _check_arrays(mark, {"priorities": ((max(end - start, 0),), np.float32)})
         if mark["identity"][0] != self._arrays["identity"][0]:
             raise CheckpointError("the memory's files are not those of the checkpoint")
         oldest, newest = mark["segments"].tolist()
@@ -540,6 +539,15 @@ def _prioritiser(config: MemoryConfig, arrays: Mapping[str, np.ndarray]) -> Prio
     if config.kind == "rank":
         return RankBased(config.alpha, arrays["ranking"], arrays["ranking_state"])
     return Uniform()
+
+
+def _check_arrays(mark: Mapping[str, Any], expected: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+    for name, (shape, dtype) in expected.items():
+        array = mark[name]
+        if np.shape(array) != shape or array.dtype != dtype:
+            raise CheckpointError(
+                f"{name} of a replay memory's mark has shape {np.shape(array)}, not {shape}, or another dtype"
+            )
 
 
 def _reshape(values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
