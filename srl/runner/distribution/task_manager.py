@@ -247,9 +247,9 @@ class _Keeper:
             self._history.close()
 
     def take(self, snapshot: Mapping[str, Any], is_last: bool) -> None:
-        """Take what is new; a checkpoint that could not be written is tried again where no later one will come."""
+        """Take what is new; what could not be written is tried again at once where this is the last time."""
         if self._history is not None:
-            self._take_history(self._history)
+            self._take_history(self._history, is_last)
         is_new = snapshot["checkpoint"] != self._saved
         if self._checkpoint_dir is not None and (is_new or (is_last and self._checkpoints.failure is not None)):
             number, blob = self._broker.checkpoint_blob(self._task)
@@ -266,12 +266,12 @@ class _Keeper:
         self._checkpoints.raise_failure()
         self._rows.raise_failure()
 
-    def _take_history(self, history: HistoryWriter) -> None:
-        if self._rows.failure is not None and not self._rows.attempt(history.flush):
-            return
-        while rows := self._broker.history(self._task, history.last_id or "0"):
-            if not self._rows.attempt(functools.partial(_append, history, rows)):
-                return
+    def _take_history(self, history: HistoryWriter, is_last: bool) -> None:
+        for _ in range(2 if is_last else 1):
+            if self._rows.failure is None or self._rows.attempt(history.flush):
+                while rows := self._broker.history(self._task, history.last_id or "0"):
+                    if not self._rows.attempt(functools.partial(_append, history, rows)):
+                        break
 
     def _save_checkpoint(self, directory: Path, blob: bytes) -> None:
         definition = self._broker.definition(self._task)
