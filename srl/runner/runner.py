@@ -417,7 +417,7 @@ class Runner:
         """Save one greedy episode as `.gif` or `.mp4`, with step, action and reward drawn; returns its reward."""
         from srl.runner import render
 
-        steps = _Total(self._episode("rgb_array", max_steps))
+        steps = render.Total(self._episode("rgb_array", max_steps))
         render.save_animation(Path(path), steps, fps)
         return steps.reward
 
@@ -426,13 +426,15 @@ class Runner:
         from srl.runner import render
 
         mode = "ansi" if "ansi" in self._render_modes() else "rgb_array"
-        steps = _Total(self._episode(mode, max_steps))
+        steps = render.Total(self._episode(mode, max_steps))
         render.play_in_terminal(steps, fps)
         return steps.reward
 
     def render_window(self, *, max_steps: int = 10_000) -> float:
         """Play one greedy episode in the env's own window; returns its reward."""
-        steps = _Total(self._episode("human", max_steps))
+        from srl.runner import render
+
+        steps = render.Total(self._episode("human", max_steps))
         for _ in steps:
             pass
         return steps.reward
@@ -485,19 +487,6 @@ class Runner:
             ) from error
         finally:
             env.close()
-
-
-class _Total:
-    """Passes rendered steps on and remembers the reward so far."""
-
-    def __init__(self, steps: Iterator[Any]) -> None:
-        self._steps = steps
-        self.reward = 0.0
-
-    def __iter__(self) -> Iterator[Any]:
-        for step in self._steps:
-            self.reward = step.total_reward
-            yield step
 
 
 def _path(directory: str | Path | None) -> Path | None:
