@@ -1,6 +1,7 @@
 """Envs whose every step is known, shared by tests of several layers; importing this registers them."""
 
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Callable
@@ -57,6 +58,7 @@ class Script(gymnasium.Env[np.ndarray, int]):
         self._longest, self._lengths, self._ends, self._reward = longest, lengths, ends, reward
         self._fail_at = fail_at
         self._steps = 0
+        self._resets = -1
         Script.made += 1
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -64,12 +66,13 @@ class Script(gymnasium.Env[np.ndarray, int]):
         if seed is not None:
             self._identity, self._episode = int(self.np_random.integers(1 << 30)), -1
         self._episode += 1
+        self._resets += 1
         self._length = int(self.np_random.integers(1, self._longest + 1))
         if self._lengths is not None:
-            self._length = self._lengths[min(self._episode, len(self._lengths) - 1)]
+            self._length = self._lengths[min(self._resets, len(self._lengths) - 1)]
         self._end = End(int(self.np_random.integers(2)))
         if self._ends is not None:
-            self._end = End(self._ends[min(self._episode, len(self._ends) - 1)])
+            self._end = End(self._ends[min(self._resets, len(self._ends) - 1)])
         self._step = 0
         self._record = PLAYED[self._identity, self._episode] = Episode([self._frame().tolist()])
         return self._frame(), {}
@@ -94,6 +97,13 @@ class Script(gymnasium.Env[np.ndarray, int]):
 
     def _frame(self) -> np.ndarray:
         return np.array([self._identity, self._episode, self._step], np.int32)
+
+
+class Unseeded(Script):
+    """A `Script` that plays something else each time, whatever its seed."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return super().reset(seed=None if seed is None else secrets.randbits(31), options=options)
 
 
 class Identity(gymnasium.Env[Any, Any]):
@@ -235,7 +245,7 @@ class Faulty(Script):
 
     Args:
         how: `raise`, `hang`, `exit` or `crash`. at_step, at_reset: of this instance, from 1 on.
-        victims: seeds of the resets that must have come before; `None`: all.
+        victims: seeds of the first resets that must have come before; `None`: all.
         makes: how often it can be made; counted, with the process ids, by files in `directory`.
     """
 
@@ -257,13 +267,13 @@ class Faulty(Script):
                 raise OSError("no more licences")
         super().__init__(**kwargs)
         self._how, self._at_step, self._at_reset, self._victims = how, at_step, at_reset, victims
-        self._resets, self._is_victim = 0, victims is None
+        self._begun, self._is_victim = 0, victims is None
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        self._resets += 1
-        if seed is not None and self._victims is not None:
+        self._begun += 1
+        if self._begun == 1 and self._victims is not None:
             self._is_victim = seed in self._victims
-        if self._resets == self._at_reset:
+        if self._begun == self._at_reset:
             self._break()
         return super().reset(seed=seed, options=options)
 
@@ -294,6 +304,16 @@ def halve_reward(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 def add_one(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.TransformReward(env, lambda reward: reward + 1)
+
+
+class seeded_once(gymnasium.Wrapper[Any, Any, Any, Any]):  # used like a function
+    """Takes the first seed only, as in vector envs that reset by themselves."""
+
+    is_seeded = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        seed, self.is_seeded = None if self.is_seeded else seed, True
+        return self.env.reset(seed=seed, options=options)
 
 
 @dataclass
@@ -358,6 +378,7 @@ class _Lives(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 _ENVS: dict[str, Callable[..., gymnasium.Env[Any, Any]]] = {
     "Script": Script,
+    "Unseeded": Unseeded,
     "Identity": Identity,
     "Reach": Reach,
     "Sampled": Sampled,

@@ -128,7 +128,7 @@ class Config(RLConfig, algorithm="dqn"):
         import jax
 
         from srl.rl import networks
-        from srl.rl.memories.replay import check_fits
+        from srl.rl.memories.sizes import check_fits
 
         steps, n_step = self.steps_per_segment(spaces), self.n_step
         memory_bytes = check_fits(spaces, self.memory, n_step=n_step, segment_length=steps, directory=directory)

@@ -302,5 +302,24 @@ class Memory(Protocol):
         ...
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state`'s data."""
+        """Go on from `get_state`'s data; raises `CheckpointError`, and changes nothing, where it is no such data."""
+        ...
+
+    def check_valid(self, state: Mapping[str, Any]) -> None:
+        """Raise `CheckpointError` where `set_state` would."""
+        ...
+
+    def mark(self) -> Tree | None:
+        """Return arrays that say what is stored now; `None` where that ends with the process."""
+        ...
+
+    def room(self, mark: Tree) -> int:
+        """Return how many more frames can be stored before it is too late to go back to `mark`."""
+        ...
+
+    def go_back(self, mark: Tree) -> None:
+        """Hold again just what was stored at `mark`, which its files may have gone beyond since.
+
+        Raises `CheckpointError`, and changes nothing, where these are not the files or it is too late.
+        """
         ...

@@ -339,6 +339,7 @@ def env_config(env: "str | EnvConfig") -> EnvConfig:
     raise ConfigError(f"an env is an id like 'Pendulum-v1' or a srl.EnvConfig, not {env!r}")
 
 
-def as_seeds(seed: int, lanes: Sequence[int], stream: int) -> list[int]:
-    """Return one env seed a lane, independent between lanes, streams (training, evaluation) and runs."""
-    return [int(np.random.SeedSequence([seed, stream, lane]).generate_state(1, np.uint32)[0] >> 1) for lane in lanes]
+def as_seeds(seed: int, lanes: Sequence[int], stream: int, episode: int = 0) -> list[int]:
+    """Return one env seed a lane, independent between lanes, episodes, streams (training, evaluation) and runs."""
+    entropies = ([seed, stream, lane, episode] for lane in lanes)
+    return [int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0] >> 1) for entropy in entropies]

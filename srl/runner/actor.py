@@ -3,6 +3,7 @@
 In one process `Runner.train` steps it beside the trainer; on a broker `ActorServer` does.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,13 +11,17 @@ from typing import Any
 import numpy as np
 
 from srl.base.algorithm import Exploration, Policy, RLConfig, Step, Tree
-from srl.base.env import as_seeds
+from srl.base.errors import CheckpointError
 from srl.base.segment import End, Segment, overlap
 from srl.base.spaces import DiscreteActions, Spaces
+from srl.runner.episodes import Episodes, check_array
 from srl.runner.lanes import Lanes, Stacks, restarted
+
+logger = logging.getLogger("srl")
 
 TRAINING_STREAM = 0
 """Number of the random stream that training envs and exploration are seeded from."""
+_BUILDER_ARRAYS = ("frames", "actions", "rewards", "count", "context", "sequence")
 
 
 @dataclass
@@ -50,14 +55,16 @@ class Actor:
     ) -> None:
         self._lanes = lanes
         self._policy = policy
+        self._config = config
         self._lane_numbers = np.asarray(lane_numbers)
         self._distributed = distributed
         self.explore_as(lane_numbers, total_lanes)
         self._rng = np.random.default_rng([seed, TRAINING_STREAM, *lane_numbers])
-        frames = lanes.reset(as_seeds(seed, lane_numbers, TRAINING_STREAM))
+        self._episodes = Episodes(seed, lane_numbers, TRAINING_STREAM, lanes.spaces)
+        frames = lanes.reset(self._episodes.seeds(), self._episodes.next_seed)
         self._stacks = Stacks(frames, config.window_length)
         self._state = policy.initial_state(len(lanes))
-        self._builder = SegmentBuilder(lanes.spaces, config, self._lane_numbers, policy.priorities)
+        self._builder = self._new_builder(self._lane_numbers)
         self._builder.begin(np.ones(len(lanes), np.bool_), frames)
         self._parameters: Any = None
         self._begun: tuple[Step, int]
@@ -95,6 +102,7 @@ class Actor:
         segments += self._builder.end(step.terminated, step.truncated)
         if step.replaced.any():
             segments += self._builder.flush(step.replaced)
+        self._episodes.record(chosen.action, step)
         self._stacks.push(step)
         self._state = chosen.state
         if step.started.any():
@@ -109,9 +117,89 @@ class Actor:
         """
         return self._builder.flush(np.ones(len(self._lanes), np.bool_))
 
+    def get_state(self) -> dict[str, Any]:
+        """Return everything that the next step depends on, but for parameters and clock, as a tree of arrays.
+
+        Not between `begin` and `finish`.
+        """
+        return {
+            "lanes": self._lane_numbers.astype(np.int64),
+            "rng": self._rng.bit_generator.state,
+            "episodes": self._episodes.get_state(),
+            "segments": self._builder.get_state(),
+            "stacks": self._stacks.array.copy(),
+            "policy": {} if self._state is None else _copied(self._state),
+        }
+
+    def set_state(self, state: Tree) -> list[Segment]:
+        """Go on from `get_state`'s tree.
+
+        Lanes whose env does not get to where it was begin new episodes, and the log says why. What such a lane had
+        not handed out yet is returned, as `flush` does. That is everything where the state is of other lanes.
+        """
+        self.check_valid(state)
+        if not np.array_equal(state["lanes"], self._lane_numbers):
+            builder = self._new_builder(state["lanes"])
+            builder.set_state(state["segments"])
+            logger.warning("all lanes start new episodes: the run had %d lanes before", len(state["lanes"]))
+            return builder.flush(np.ones(len(state["lanes"]), np.bool_))
+        self._rng.bit_generator.state = state["rng"]
+        self._episodes.set_state(state["episodes"])
+        self._builder.set_state(state["segments"])
+        self._stacks.array[:] = state["stacks"]
+        self._state = _copied(state["policy"]) or None
+        restored, why = self._episodes.replay(self._lanes, self._stacks.array[:, -1])
+        if restored.all():
+            return []
+        logger.warning(
+            "%d of %d lanes start new episodes: %s; all else goes on exactly", (~restored).sum(), len(restored), why
+        )
+        segments = self._builder.flush(~restored)
+        frames = self._episodes.begin_anew(self._lanes, ~restored)
+        self._builder.begin(~restored, frames)
+        self._stacks.array[~restored] = frames[~restored, None]
+        self._state = restarted(self._state, self._policy.initial_state(len(self._lanes)), ~restored)
+        return segments
+
+    def check_valid(self, state: Tree) -> None:
+        """Raise `CheckpointError` where this is no state of such an actor."""
+        names = {"lanes", "rng", "episodes", "segments", "stacks", "policy"}
+        if set(state) != names:
+            raise CheckpointError(f"no state of an actor: it has {sorted(state)}, not {sorted(names)}")
+        lanes = state["lanes"]
+        if np.ndim(lanes) != 1 or not len(lanes):
+            raise CheckpointError(f"no state of an actor: its lanes are {lanes!r}")
+        check_array(state, "lanes", (len(lanes),), np.int64)
+        stacks = self._stacks.array
+        check_array(state, "stacks", (len(lanes), *stacks.shape[1:]), stacks.dtype)
+        Episodes(0, lanes, TRAINING_STREAM, self._lanes.spaces).check_valid(state["episodes"])
+        self._new_builder(lanes).check_valid(state["segments"])
+        _check_policy_state(state["policy"], self._policy.initial_state(len(lanes)) or {})
+        try:
+            np.random.default_rng(0).bit_generator.state = state["rng"]
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise CheckpointError(f"an actor's random generator is damaged: {error!r}") from error
+
+    def _new_builder(self, lane_numbers: np.ndarray) -> "SegmentBuilder":
+        return SegmentBuilder(self._lanes.spaces, self._config, lane_numbers, self._policy.priorities)
+
     def close(self) -> None:
         """Close the envs."""
         self._lanes.close()
+
+
+def _copied(tree: Tree) -> dict[str, Any]:
+    return {name: _copied(value) if isinstance(value, Mapping) else np.array(value) for name, value in tree.items()}
+
+
+def _check_policy_state(state: Any, expected: Tree) -> None:
+    if not isinstance(state, Mapping) or set(state) != set(expected):
+        raise CheckpointError("the stored state of the policy is of another policy")
+    for name, value in expected.items():
+        if isinstance(value, Mapping):
+            _check_policy_state(state[name], value)
+        else:
+            check_array(state, name, np.shape(value), np.asarray(value).dtype)
 
 
 class SegmentBuilder:
@@ -195,6 +283,38 @@ class SegmentBuilder:
         segments = [self._segment(int(lane), End.TRUNCATED) for lane in lanes]
         self._count[lanes] = 1
         return segments
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the steps that are in no segment yet, and the segments' numbers, as a tree of arrays."""
+        return {
+            **{name: getattr(self, f"_{name}").copy() for name in _BUILDER_ARRAYS},
+            "scores": _copied(self._scores),
+            "extras": _copied(self._extras),
+            "version": self._version,
+        }
+
+    def set_state(self, state: Tree) -> None:
+        """Go on from `get_state`'s tree."""
+        self.check_valid(state)
+        for name in _BUILDER_ARRAYS:
+            getattr(self, f"_{name}")[:] = state[name]
+        self._scores, self._extras = _copied(state["scores"]), _copied(state["extras"])
+        self._version = state["version"]
+
+    def check_valid(self, state: Tree) -> None:
+        """Raise `CheckpointError` where this is no state of a builder of so many lanes and such segments."""
+        if set(state) != {*_BUILDER_ARRAYS, "scores", "extras", "version"} or not isinstance(state["version"], int):
+            raise CheckpointError(f"no state of unfinished segments: {sorted(state)}")
+        for name in _BUILDER_ARRAYS:
+            own = getattr(self, f"_{name}")
+            check_array(state, name, own.shape, own.dtype)
+        lanes, frames = self._frames.shape[:2]
+        for name in state["scores"]:
+            check_array(state["scores"], name, (lanes, frames), np.float32)
+        for name, values in state["extras"].items():
+            check_array(state["extras"], name, (lanes, frames - 1, *np.shape(values)[2:]), values.dtype)
+        if (state["count"] > frames).any() or (state["count"] < 0).any() or (state["context"] >= frames).any():
+            raise CheckpointError("unfinished segments hold more frames than segments have")
 
     def _cut(self, lane: int) -> Segment:
         segment = self._segment(lane, End.CUT)

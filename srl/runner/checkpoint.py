@@ -36,6 +36,8 @@ FORMAT = 1
 KEEP = 5
 
 _PARAMETERS, _LEARNER, _STATE, _CONFIG = "parameters.safetensors", "learner.safetensors", "state.json", "config.json"
+_RUN = "run.safetensors"
+"""Only where a run can go on exactly."""
 _STEP = re.compile(r"(\d+)")
 _REPLACED = re.compile(r"\.(\d+)\.replaced")
 _UNFINISHED = re.compile(r"\.\d+\.\w+\.tmp")
@@ -52,6 +54,8 @@ class Checkpoint:
         parameters, learner_state: trees of arrays, scalars and text.
         state: JSON data of everything else: counters, random generators, versions.
         config: JSON data of the task's configuration.
+        run_state: tree of what else an exact resume needs (open episodes, the memory's mark); empty where the
+            checkpoint is not of a run in one process.
     """
 
     path: Path
@@ -60,6 +64,7 @@ class Checkpoint:
     learner_state: dict[str, Any]
     state: dict[str, Any]
     config: dict[str, Any]
+    run_state: dict[str, Any]
 
 
 def save_parameter(path: str | Path, tree: Tree, metadata: Mapping[str, str]) -> None:
@@ -103,6 +108,7 @@ def save_checkpoint(
     learner_state: Tree,
     state: Mapping[str, Any],
     config: Mapping[str, Any],
+    run_state: Tree | None = None,
     keep: int = KEEP,
 ) -> Path:
     """Write `<directory>/<train count>/` and return its path; one that is there already is replaced.
@@ -111,6 +117,7 @@ def save_checkpoint(
 
     Args:
         state, config: JSON data.
+        run_state: a tree, see `Checkpoint`.
         keep: how many checkpoints stay; those with the lowest train counts go.
 
     Raises `CheckpointError` where something cannot be written.
@@ -124,8 +131,10 @@ def save_checkpoint(
         temporary.mkdir()
         _write_tree(temporary / _PARAMETERS, parameters, {})
         _write_tree(temporary / _LEARNER, learner_state, {})
+        if run_state:
+            _write_tree(temporary / _RUN, run_state, {})
         _write_json(temporary / _CONFIG, config)
-        files = {name: _sha256(temporary / name) for name in (_PARAMETERS, _LEARNER, _CONFIG)}
+        files = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
         document = {
             "format": FORMAT, "train_count": train_count, "versions": _versions(), "sha256": files, "state": state,
         }  # fmt: skip
@@ -164,10 +173,16 @@ def load_checkpoint(directory: str | Path) -> Checkpoint:
     raise CheckpointError(f"no checkpoint in {root} can be used: {'; '.join(reasons)}")
 
 
-def newest_train_count(directory: str | Path) -> int | None:
-    """Return the train count of the newest checkpoint in a directory, `None` where there is none."""
+def newest_above(directory: str | Path, train_count: int) -> int | None:
+    """Return the train count of the newest valid checkpoint above `train_count` in a directory, `None` without one."""
     root = _local(directory)
-    return max((count for count, _ in _candidates(root)), default=None) if root.is_dir() else None
+    for count, path in _candidates(root) if root.is_dir() else ():
+        if count <= train_count:
+            break
+        with contextlib.suppress(_Damaged):
+            _read_checkpoint(path)
+            return count
+    return None
 
 
 @contextlib.contextmanager
@@ -237,6 +252,7 @@ def _read_checkpoint(path: Path) -> Checkpoint:
     try:
         train_count, state, files = document["train_count"], document["state"], document["sha256"]
         expected = {name: files[name] for name in (_PARAMETERS, _LEARNER, _CONFIG)}
+        expected |= {name: files[name] for name in (_RUN,) if name in files}
     except (KeyError, TypeError) as error:
         raise _Damaged(f"{_STATE} lacks {error}") from error
     for name, checksum in expected.items():
@@ -244,7 +260,8 @@ def _read_checkpoint(path: Path) -> Checkpoint:
             raise _Damaged(f"{name} was changed after it was written")
     parameters, _ = _read_tree(path / _PARAMETERS)
     learner_state, _ = _read_tree(path / _LEARNER)
-    return Checkpoint(path, train_count, parameters, learner_state, state, _read_json(path / _CONFIG))
+    run_state = _read_tree(path / _RUN)[0] if _RUN in expected else {}
+    return Checkpoint(path, train_count, parameters, learner_state, state, _read_json(path / _CONFIG), run_state)
 
 
 def _versions() -> dict[str, str]:

@@ -61,9 +61,9 @@ class HistoryWriter:
         """
         known = {name: value for name, value in row.items() if value is not None and not _is_nan(value)}
         self._file.write(self._encoder.encode(known) + b"\n")
-        self._file.flush()
         if "id" in known:
             self._last_id = str(known["id"])
+        self._file.flush()
 
     def flush(self) -> None:
         """Make the rows survive a power failure too."""

@@ -6,7 +6,7 @@ Actors and evaluators step envs only through this.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +59,21 @@ class Lanes:
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._resetting = np.zeros(env.num_envs, np.bool_)
         self._actions: np.ndarray | None = None
+        self._next_seed: Callable[[int], int] | None = None
         self.is_overlapping = hasattr(env, "step_async")
         """Whether envs are stepped between `step_async` and `step_wait`, while this thread does something else."""
 
     def __len__(self) -> int:
         return int(self._env.num_envs)
 
-    def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Start an episode in every lane and return the first frames `[B, *shape]`."""
+    def reset(self, seeds: Sequence[int], next_seed: Callable[[int], int] | None = None) -> np.ndarray:
+        """Start an episode in every lane and return the first frames `[B, *shape]`.
+
+        Args:
+            next_seed: gives the seed of a lane's next episode, each time the env's own episode has ended; without
+                it, and in vector envs that reset by themselves, the envs go on with their own random numbers.
+        """
+        self._next_seed = next_seed
         frames, _ = self._env.reset(seed=list(seeds))  # type: ignore[arg-type]  # vector envs take one each
         self._resetting[:] = False
         return np.asarray(frames)
@@ -100,9 +107,13 @@ class Lanes:
             frames = frames.copy()
             frames[ended] = np.stack(list(info["final_obs"][ended]))
             statistics = info["final_info"]
-        elif ended.any():
-            first_frames, _ = self._env.reset(options={"reset_mask": ended})
         finished = np.flatnonzero(statistics.get(f"_{EPISODE_STATS}", ()))
+        if self._mode is AutoresetMode.DISABLED and ended.any():
+            seeds: list[int | None] = [None] * len(self)
+            if self._next_seed is not None:
+                for lane in finished[ended[finished]]:
+                    seeds[lane] = self._next_seed(int(lane))
+            first_frames, _ = env.reset(seed=seeds, options={"reset_mask": ended})
         totals = statistics.get(EPISODE_STATS)
         return LaneStep(
             active=active,
@@ -117,6 +128,28 @@ class Lanes:
             episode_lengths=[int(totals["l"][lane]) for lane in finished],
             episode_lanes=[int(lane) for lane in finished],
         )
+
+    @property
+    def can_replay(self) -> bool:
+        """Whether one lane can be brought to where it was while the others stay where they are."""
+        return self._mode is AutoresetMode.DISABLED and isinstance(self._env, SyncVectorEnv)
+
+    def replay(self, lane: int, seed: int, actions: Iterable[Any]) -> tuple[np.ndarray, float] | None:
+        """Play a lane's episode from its seed; returns the frame it is at then and the sum of its rewards.
+
+        `None` where the env's own episode ended on the way. The lane goes on from there.
+        """
+        env = self._env.envs[lane]  # type: ignore[attr-defined]  # of a vector env that `can_replay`
+        frame, _ = env.reset(seed=seed)
+        total = 0.0
+        for action in actions:
+            frame, reward, terminated, truncated, info = env.step(action)
+            total += float(np.float32(reward))
+            if terminated or truncated:
+                if EPISODE_STATS in info:
+                    return None
+                frame, _ = env.reset()
+        return np.asarray(frame), total
 
     def close(self) -> None:
         """Close the envs."""

@@ -1,13 +1,17 @@
 """A run in one process: actor, trainer and evaluator take turns, exactly repeatable for a seed."""
 
+import functools
+import logging
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from srl.base.algorithm import RLConfig
+from srl.base.algorithm import RLConfig, Tree
 from srl.base.env import EnvConfig
+from srl.base.errors import CheckpointError
+from srl.base.spaces import Spaces
 from srl.runner.actor import Actor
 from srl.runner.checkpoint import save_checkpoint
 from srl.runner.evaluate import Evaluator
@@ -15,9 +19,12 @@ from srl.runner.history import HistoryWriter
 from srl.runner.lanes import make_lanes
 from srl.runner.progress import Progress
 from srl.runner.run_config import RunConfig
+from srl.runner.saving import Saving
 from srl.runner.shutdown import StopEvent
 from srl.runner.status import ActorStatus, Evaluation, RunState, RunStatus, TrainerStatus
 from srl.runner.trainer import Trainer
+
+logger = logging.getLogger("srl")
 
 REPORT_S = 1.0
 """Seconds between history rows."""
@@ -29,6 +36,7 @@ class LocalRun:
     Args:
         trainer: learns; it may have learned before, limits count from where it is.
         env_steps: what earlier calls of the same runner took; the run's clock of steps goes on from it.
+        actor_state: what the actor was doing then; it goes on with that.
     """
 
     def __init__(
@@ -39,6 +47,7 @@ class LocalRun:
         trainer: Trainer,
         *,
         env_steps: int,
+        actor_state: Tree | None,
         checkpoint_dir: Path | None,
         history_dir: Path | None,
     ) -> None:
@@ -54,12 +63,16 @@ class LocalRun:
             lanes,
             policy,
             config,
-            # A second call plays on, it does not play the first one's episodes again.
+            # Without the actor's state a second call does not play the first one's episodes again either.
             seed=run_config.seed + env_steps,
             lane_numbers=range(run_config.num_envs),
             total_lanes=run_config.num_envs,
             distributed=False,
         )
+        self.actor_state: Tree | None = None
+        """What the actor was doing at the end, for the next call; `None` where something broke."""
+        if actor_state is not None:
+            self._resume_actor(actor_state)
         self._evaluator: Evaluator | None = None
         if run_config.eval_episodes:
             self._evaluator = Evaluator(
@@ -67,6 +80,10 @@ class LocalRun:
             )
         self._history = HistoryWriter(history_dir) if history_dir is not None else None
         self._checkpoint_dir = checkpoint_dir
+        self._checkpoints, self._rows = Saving("checkpoints"), Saving("history rows")
+        # Of the memory, at the newest checkpoint: a call that goes on begins at one.
+        self._mark = trainer.memory.mark() if checkpoint_dir is not None and env_steps else None
+        self._reserve = _frames_of_a_turn(config, lanes.spaces, run_config.num_envs)
         self._first_update = trainer.train_count
         self._first_step = self._env_steps = env_steps
         self._episodes = 0
@@ -95,8 +112,8 @@ class LocalRun:
         next_report_s = next_checkpoint_s = next_evaluation_s = 0.0
         if self._checkpoint_dir is not None:
             next_checkpoint_s = self._run_config.checkpoint_interval_s
-        trainer, actor = self._trainer, self._actor
-        actor.set_parameters(trainer.parameters, trainer.train_count)
+        self._learn()  # what was due when the last call ended
+        self._actor.set_parameters(self._trainer.parameters, self._trainer.train_count)
         while not (stop.is_set() or self._finished()):
             self._turn()
             now_s = self._elapsed_s()
@@ -105,14 +122,16 @@ class LocalRun:
             if now_s >= next_report_s:
                 next_report_s = now_s + REPORT_S
                 self._report(now_s)
-            if self._checkpoint_dir is not None and now_s >= next_checkpoint_s:
+            if self._checkpoint_dir is not None and (now_s >= next_checkpoint_s or self._is_room_short()):
                 next_checkpoint_s = now_s + self._run_config.checkpoint_interval_s
                 self._save_checkpoint()
             progress.update(self._status("running"))
-        trainer.insert(actor.flush(), env_steps=0)
         self._report(self._elapsed_s())
+        self.actor_state = self._actor.get_state()
         if self._checkpoint_dir is not None:
             self._save_checkpoint()
+        self._checkpoints.raise_failure()
+        self._rows.raise_failure()
         progress.update(self._status("cancelled" if stop.is_set() else "done"))
 
     def _turn(self) -> None:
@@ -124,7 +143,12 @@ class LocalRun:
         self._episodes += len(produced.episode_rewards)
         self._rewards += produced.episode_rewards
         trainer.insert(produced.segments, env_steps=produced.env_steps)
-        learned = False
+        if self._learn():
+            actor.set_parameters(trainer.parameters, trainer.train_count)
+
+    def _learn(self) -> bool:
+        """Do the updates that are due; returns whether there were any."""
+        trainer, learned = self._trainer, False
         while not self._finished():
             left = self._updates_left()
             updates = trainer.due(left)
@@ -133,8 +157,7 @@ class LocalRun:
                 break
             trainer.learn(updates)
             learned = True
-        if learned:
-            actor.set_parameters(trainer.parameters, trainer.train_count)
+        return learned
 
     def _updates_left(self) -> int:
         limit = self._run_config.max_train_count
@@ -190,19 +213,48 @@ class LocalRun:
         self._append(row)
 
     def _append(self, row: dict[str, Any]) -> None:
-        if self._history is not None:
-            self._history.append(row)
+        history = self._history
+        if history is not None:
+            self._rows.attempt(lambda: history.append(row))
 
     def _save_checkpoint(self) -> None:
-        assert self._checkpoint_dir is not None
-        save_checkpoint(
-            self._checkpoint_dir,
+        directory, mark = self._checkpoint_dir, self._trainer.memory.mark()
+        assert directory is not None
+        run_state: dict[str, Any] = {"actor": self._actor.get_state()}
+        if mark is not None:
+            run_state["memory"] = mark
+        save = functools.partial(
+            save_checkpoint,
+            directory,
             train_count=self._trainer.train_count,
             parameters=self._trainer.parameters,
             learner_state=self._trainer.learner.get_state(),
             state={**self._trainer.get_state(), "env_steps": self._env_steps},
             config=self._configs,
+            run_state=run_state,
         )
+        if self._checkpoints.attempt(save):
+            self._mark = mark
+
+    def _is_room_short(self) -> bool:
+        """Return whether the memory could soon not go back to the newest checkpoint any more."""
+        memory = self._trainer.memory
+        if self._mark is None or memory.room(self._mark) >= self._reserve:
+            return False
+        if self._checkpoints.failure is not None:
+            return False  # and it is not tried again in every turn
+        now = memory.mark()
+        if now is not None and memory.room(now) >= self._reserve:
+            return True
+        logger.warning("memory.capacity is too low for so many lanes: a killed run cannot always be resumed exactly")
+        self._mark = None
+        return False
+
+    def _resume_actor(self, state: Tree) -> None:
+        try:
+            self._trainer.insert(self._actor.set_state(state), env_steps=0)
+        except CheckpointError as error:
+            logger.warning("all lanes start new episodes: %s", error)
 
     def _status(self, state: RunState, error: str | None = None) -> RunStatus:
         config, trainer, now_s = self._run_config, self._trainer, self._elapsed_s()
@@ -213,6 +265,7 @@ class LocalRun:
             task=self._name,
             state=state,
             error=error,
+            warning="; ".join(filter(None, [self._checkpoints.note(), self._rows.note()])),
             elapsed_s=now_s,
             remaining_s=max(0.0, min(times_left_s)) if times_left_s else None,
             train_count=trainer.train_count,
@@ -251,3 +304,8 @@ class LocalRun:
             self._evaluator.close()
         if self._history is not None:
             self._history.close()
+
+
+def _frames_of_a_turn(config: RLConfig, spaces: Spaces, lanes: int) -> int:
+    """Return how many frames one turn stores at most: in each lane a segment is full, and the next one ends."""
+    return (2 * lanes + 1) * (config.steps_per_segment(spaces) + 1)

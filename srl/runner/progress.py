@@ -114,6 +114,7 @@ def log_lines(status: RunStatus, address: str | None = "") -> list[str]:
     lines += [
         " | ".join([f"  actor {actor.slot} {actor.worker}", *_actor_facts(status, actor)]) for actor in status.actors
     ]
+    lines += [f"  {status.warning}"] * bool(status.warning)
     return lines + [f"  {hint}" for hint in _hints(status, address)]
 
 
@@ -157,7 +158,8 @@ def live_table(status: RunStatus, address: str | None = "") -> "Group":
         note = "  ".join(filter(None, [episodes, waiting]))
         lag = lag.removeprefix("lag ")
         table.add_row(Text(f"actor {actor.slot} {actor.worker}"), _age_text(age), steps, sent, lag, Text(note))
-    hints = [Text(hint, "yellow") for hint in _hints(status, address)]
+    hints = [Text(status.warning, "bold red")] * bool(status.warning)
+    hints += [Text(hint, "yellow") for hint in _hints(status, address)]
     workers = [table] if table.row_count else []
     return Group(head, facts, *workers, *hints)
 

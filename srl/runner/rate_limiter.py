@@ -107,3 +107,6 @@ class RateLimiter:
         """Raise `CheckpointError` where this is no state of a rate limiter."""
         if set(state) != {"inserted", "updated", "warm_at"}:
             raise CheckpointError(f"no rate limiter state: {sorted(state)}")
+        counts = [state["inserted"], state["updated"], *([] if state["warm_at"] is None else [state["warm_at"]])]
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise CheckpointError(f"no rate limiter state, its counters are {counts}")

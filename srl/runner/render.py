@@ -54,6 +54,19 @@ class RenderedStep:
         ]
 
 
+class Total:
+    """Passes rendered steps on and remembers the reward so far."""
+
+    def __init__(self, steps: Iterable[RenderedStep]) -> None:
+        self._steps = steps
+        self.reward = 0.0
+
+    def __iter__(self) -> Iterator[RenderedStep]:
+        for step in self._steps:
+            self.reward = step.total_reward
+            yield step
+
+
 def draw_frame(frame: np.ndarray, lines: Sequence[str]) -> np.ndarray:
     """Return a frame `[height, width, 3]` uint8 with a panel of text on its right side.
 

@@ -55,6 +55,7 @@ class Runner:
         self._trainer: Any = None
         self._trainer_state: dict[str, Any] | None = None
         self._made_from: Any = None  # the settings that the trainer was made from
+        self._run_state: Tree = {}  # what the actor was doing and what the memory held, where that is known
 
     # --- training ------------------------------------------------------------------------------------
 
@@ -77,16 +78,20 @@ class Runner:
         """Train in this process; two runs with one seed give the same result, bit for bit.
 
         Limits count from this call: updates, env steps, episodes, seconds; the first that is reached ends it.
-        Calling again goes on with what was learned.
+        Calling again goes on with what was learned, also in another process after `load_checkpoint`: exactly, where
+        the env is deterministic and checkpoints are where they were. Disks that refuse checkpoints or history do
+        not end it; what the last attempt failed with is raised at the end.
 
         Args:
             num_envs: env lanes stepped together.
             eval_episodes: greedy episodes of an evaluation beside training, on envs of its own; 0 for none.
             checkpoint_save_dir, history_save_dir: where to keep them.
-            work_dir: where the replay memory keeps its files; by default it is in plain memory.
+            work_dir: where the replay memory keeps its files; by default in `<checkpoint_save_dir>/memory`, and
+                without that in plain memory.
         """
         from srl.runner.local_run import LocalRun
         from srl.runner.progress import Progress
+        from srl.runner.run_memory import memory_directory, open_memory
         from srl.runner.shutdown import stop_on_signals
         from srl.runner.trainer import Trainer
 
@@ -107,8 +112,10 @@ class Runner:
             # Other settings: go on from what was learned, with a learner and a memory made from them.
             self.restore(self.learner.get_state(), {"env_steps": self.env_steps})
         if self._trainer is None:
-            logger.info("%s", self.config.preflight(self.spaces, _path(work_dir)))
-            memory = self.config.make_memory(self.spaces, self.seed, _path(work_dir))
+            directory = memory_directory(_path(work_dir), _path(checkpoint_save_dir))
+            logger.info("%s", self.config.preflight(self.spaces, directory))
+            mark = self._run_state.get("memory")
+            memory = open_memory(self.config, self.spaces, self.seed, directory, mark, shared=work_dir is not None)
             self._trainer = Trainer(self.config, self.spaces, self.learner, memory, distributed=False)
             self._made_from = made_from
             if self._trainer_state is not None:
@@ -119,6 +126,7 @@ class Runner:
             run_config,
             self._trainer,
             env_steps=self.env_steps,
+            actor_state=self._run_state.get("actor"),
             checkpoint_dir=_path(checkpoint_save_dir),
             history_dir=_path(history_save_dir),
         )
@@ -127,6 +135,7 @@ class Runner:
                 run.run(stop, shown)
         finally:
             self.env_steps = run.env_steps
+            self._run_state = {} if run.actor_state is None else {"actor": run.actor_state}
         stop.raise_if_signalled()
 
     def train_mp(
@@ -281,8 +290,8 @@ class Runner:
                 "the config now makes other observations or actions than those learned from; make a new Runner"
             )
         self.spaces, self._probed = spaces, self.config.to_dict()
-        newest = None if checkpoint_save_dir is None else checkpoint.newest_train_count(checkpoint_save_dir)
-        if newest is not None and newest > self.train_count:
+        newest = None if checkpoint_save_dir is None else checkpoint.newest_above(checkpoint_save_dir, self.train_count)
+        if newest is not None:
             raise ConfigError(
                 f"{checkpoint_save_dir} holds another run's checkpoint of {newest:,} updates, which would hide this "
                 "run's; go on from it with runner.load_checkpoint, or name another directory"
@@ -316,18 +325,19 @@ class Runner:
         """Act with other parameters; the optimiser starts anew."""
         self.learner.set_parameters(parameters)
 
-    def restore(self, learner_state: Tree, trainer_state: dict[str, Any]) -> None:
+    def restore(self, learner_state: Tree, trainer_state: dict[str, Any], run_state: Tree | None = None) -> None:
         """Go on from a checkpoint's states; `CheckpointError` where they are of another kind or shape."""
         learner = self.config.make_learner(self.spaces, self.seed)
         learner.set_state(learner_state)
         self._learner = learner
         self.env_steps = int(trainer_state.get("env_steps", 0))
         self._trainer_state = trainer_state if "limiter" in trainer_state else None
-        self._trainer = None
+        self._trainer, self._run_state = None, run_state or {}
 
     def save_checkpoint(self, directory: str | Path) -> Path:
         """Write parameters, optimiser and counters to `<directory>/<train count>/`; returns that path."""
         state = {**self._current_trainer_state(), "env_steps": self.env_steps}
+        mark = None if self._trainer is None else self._trainer.memory.mark()
         return checkpoint.save_checkpoint(
             Path(directory),
             train_count=self.train_count,
@@ -335,6 +345,7 @@ class Runner:
             learner_state=self.learner.get_state(),
             state=state,
             config={"env": self.env_config.to_dict(), "rl": self.config.to_dict()},
+            run_state={**self._run_state, **({} if mark is None else {"memory": mark})},
         )
 
     def load_checkpoint(self, directory: str | Path) -> None:
@@ -345,7 +356,7 @@ class Runner:
         loaded = checkpoint.load_checkpoint(Path(directory))
         self._check_algorithm(str(loaded.config.get("rl", {}).get("algorithm", "")), loaded.path)
         with checkpoint.naming(loaded.path):
-            self.restore(loaded.learner_state, loaded.state)
+            self.restore(loaded.learner_state, loaded.state, loaded.run_state)
 
     def save_parameter(self, path: str | Path) -> None:
         """Write the parameters to one safetensors file."""
@@ -402,7 +413,7 @@ class Runner:
         """Save one greedy episode as `.gif` or `.mp4`, with step, action and reward drawn; returns its reward."""
         from srl.runner import render
 
-        steps = _Total(self._episode("rgb_array", max_steps))
+        steps = render.Total(self._episode("rgb_array", max_steps))
         render.save_animation(Path(path), steps, fps)
         return steps.reward
 
@@ -411,13 +422,15 @@ class Runner:
         from srl.runner import render
 
         mode = "ansi" if "ansi" in self._render_modes() else "rgb_array"
-        steps = _Total(self._episode(mode, max_steps))
+        steps = render.Total(self._episode(mode, max_steps))
         render.play_in_terminal(steps, fps)
         return steps.reward
 
     def render_window(self, *, max_steps: int = 10_000) -> float:
         """Play one greedy episode in the env's own window; returns its reward."""
-        steps = _Total(self._episode("human", max_steps))
+        from srl.runner import render
+
+        steps = render.Total(self._episode("human", max_steps))
         for _ in steps:
             pass
         return steps.reward
@@ -470,19 +483,6 @@ class Runner:
             ) from error
         finally:
             env.close()
-
-
-class _Total:
-    """Passes rendered steps on and remembers the reward so far."""
-
-    def __init__(self, steps: Iterator[Any]) -> None:
-        self._steps = steps
-        self.reward = 0.0
-
-    def __iter__(self) -> Iterator[Any]:
-        for step in self._steps:
-            self.reward = step.total_reward
-            yield step
 
 
 def _path(directory: str | Path | None) -> Path | None:

@@ -67,6 +67,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     actors: tuple[ActorStatus, ...] = ()
     error: str | None = None
     """Why a failed run failed, with the worker's traceback."""
+    warning: str = ""
+    """What goes wrong although the run goes on, such as checkpoints that cannot be written."""
 
     @property
     def finished(self) -> bool:

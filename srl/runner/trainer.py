@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from srl.base.algorithm import Learner, Memory, RLConfig, Tree
+from srl.base.errors import CheckpointError
 from srl.base.segment import Segment
 from srl.base.spaces import Spaces
 from srl.runner.rate_limiter import RateLimiter
@@ -128,9 +129,18 @@ class Trainer:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from `get_state`'s data."""
+        self.check_valid(state)
         with self._lock:
             self.memory.set_state(state["memory"])
-            self.limiter.check_valid(state["limiter"])
             # A memory that was lost is warmed up again, and the ratio counts from there.
-            if len(self.memory) >= self.memory.warmup_size:
+            is_lost = len(self.memory) < self.memory.warmup_size and state["limiter"]["warm_at"] is not None
+            if not is_lost:
                 self.limiter.set_state(state["limiter"])
+
+    def check_valid(self, state: dict[str, Any]) -> None:
+        """Raise `CheckpointError` where this is no state of a trainer; it may have more in it."""
+        for name in ("memory", "limiter"):
+            if not isinstance(state.get(name), dict):
+                raise CheckpointError(f"no trainer state, as it has no {name!r}: {sorted(state)}")
+        self.memory.check_valid(state["memory"])
+        self.limiter.check_valid(state["limiter"])

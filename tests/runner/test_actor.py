@@ -1,19 +1,23 @@
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import toy
 from envs import PLAYED, Drawn, ShortLives, SignReward, undrawn
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from srl.algorithms import dqn
 from srl.base.algorithm import RLConfig, Step
-from srl.base.env import EnvConfig, as_seeds
+from srl.base.env import EnvConfig, as_seeds, make_agent_env
 from srl.base.segment import End, Segment
 from srl.rl.memories.replay import ReplayMemory
+from srl.runner import episodes
 from srl.runner.actor import Actor
+from srl.runner.checkpoint import load_parameter, save_parameter
 from srl.runner.env_faults import EnvWatch
-from srl.runner.lanes import make_lanes
+from srl.runner.lanes import Lanes, make_lanes
 
 DISCOUNT = 0.9
 
@@ -159,7 +163,9 @@ def test_the_last_frame_of_a_truncated_episode_is_its_own() -> None:
     actor, _ = make_actor(toy.Config(), lengths=[3], ends=[0, 1], reward=1.0)
     first, second = [segment for _ in range(6) for segment in actor.step().segments]
     assert (first.end, second.end) == (End.TERMINATED, End.TRUNCATED)
-    np.testing.assert_array_equal(second.frames[:, 1:], [[1, 0], [1, 1], [1, 2], [1, 3]])
+    np.testing.assert_array_equal(second.frames[:, 2], [0, 1, 2, 3])
+    assert len(set(second.frames[:, 0].tolist())) == 1
+    assert second.frames[0, 0] != first.frames[0, 0]
     assert actor.flush() == []
 
 
@@ -328,3 +334,78 @@ def test_extras_and_state_belong_to_their_steps() -> None:
     for segment in segments:
         np.testing.assert_array_equal(segment.extras["step"], segment.frames[:-1, 2])
         np.testing.assert_array_equal(segment.extras["pair"], np.stack([segment.actions] * 2, 1))
+
+
+# --- open episodes are brought back -----------------------------------------------------------------------
+
+
+def state_of(actor: Actor, path: Path) -> Any:
+    save_parameter(path / "state.safetensors", actor.get_state(), {})
+    return load_parameter(path / "state.safetensors")[0]
+
+
+def as_text(segments: list[Segment]) -> list[Any]:
+    return [(each.frames.tolist(), each.rewards.tolist(), each.end, each.lane, each.sequence) for each in segments]
+
+
+def test_lives_of_one_episode_are_brought_back_as_one(tmp_path: Path) -> None:
+    config = toy.Config(processors=[ShortLives(3)], segment_length=8)
+    first, _ = make_actor(config, range(3), longest=40)
+    play(first, 50)
+    second, _ = make_actor(config, range(3), seed=1, longest=40)
+    assert second.set_state(state_of(first, tmp_path)) == []
+    assert as_text(play(second, 60)) == as_text(play(first, 60))
+
+
+@pytest.mark.parametrize("steps", [3, 300])
+def test_an_episode_that_is_too_long_is_not_brought_back(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(episodes, "REPLAYED_STEPS", 100)
+    first, _ = make_actor(toy.Config(), range(2), lengths=[1000])
+    made = play_without_flush(first, steps)
+    state = state_of(first, tmp_path)
+    assert len(state["episodes"]["actions"]) == (3 if steps == 3 else 0)
+    second, _ = make_actor(toy.Config(), range(2), seed=1, lengths=[1000])
+    closed = second.set_state(state)
+    if steps == 3:
+        assert closed == [] and not caplog.records
+        return
+    assert "2 of 2 lanes start new episodes: episodes of more than 100 steps" in caplog.text
+    # What was played is all handed out, each step once, and the number of segments goes on.
+    assert sum(len(segment.rewards) for segment in made + closed) == 2 * 300
+    assert {segment.end for segment in closed} == {End.TRUNCATED}
+    later = [segment.sequence for segment in play(second, 20) if segment.lane == 0]
+    assert later[0] == max(segment.sequence for segment in closed if segment.lane == 0) + 1
+
+
+def play_without_flush(actor: Actor, steps: int) -> list[Segment]:
+    return [segment for _ in range(steps) for segment in actor.step().segments]
+
+
+def test_lanes_that_step_themselves_start_new_episodes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def make() -> Actor:
+        config = toy.Config()
+        made = [make_agent_env(EnvConfig("test/Script-v0", {"longest": 30}), config, lane=lane) for lane in range(3)]
+        lanes = Lanes(
+            SyncVectorEnv([lambda env=env: env for env in made], autoreset_mode=AutoresetMode.SAME_STEP),
+            made[0].spaces,
+        )
+        actor = Actor(
+            lanes,
+            config.make_policy(lanes.spaces),
+            config,
+            seed=0,
+            lane_numbers=range(3),
+            total_lanes=3,
+            distributed=False,
+        )
+        actor.set_parameters(config.make_learner(lanes.spaces, 0).parameters, 0)
+        return actor
+
+    first, second = make(), make()
+    made = play_without_flush(first, 40)
+    made += second.set_state(state_of(first, tmp_path))
+    assert "3 of 3 lanes start new episodes: single lanes of this env cannot be played again" in caplog.text
+    assert sum(len(segment.rewards) for segment in made) == 3 * 40
+    assert sum(len(segment.rewards) for segment in play(second, 30)) == 3 * 30

@@ -50,7 +50,7 @@ def assert_same(first: Segment, second: Segment) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("window", [1, 3])
 def test_every_autoreset_mode_gives_the_segments_of_single_env_runs(mode: AutoresetMode, window: int) -> None:
-    env = EnvConfig("test/Script-v0", {"longest": 12})
+    env = EnvConfig("test/Script-v0", {"longest": 12}, gym_wrappers=[envs.seeded_once])
     config = toy.Config(window_length=window, n_step=2, segment_length=4, epsilon=0.0)
     numbers = range(4)
     together, rewards = whole_episodes(actor_of(lanes_in_mode(env, config, numbers, mode), config, numbers), 150)

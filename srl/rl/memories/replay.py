@@ -8,25 +8,22 @@ import dataclasses
 import secrets
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from srl.base.algorithm import LARGE_FRAME_BYTES, MemoryPosition, Sample
+from srl.base.algorithm import MemoryPosition, Sample
 from srl.base.errors import CheckpointError, ConfigError, SpaceError
-from srl.base.segment import End, Segment, overlap
-from srl.base.spaces import DiscreteActions, Spaces
+from srl.base.segment import End, Segment
+from srl.base.spaces import Spaces
 from srl.rl.memories.config import MemoryConfig
 from srl.rl.memories.prioritisers import Prioritiser, Proportional, RankBased, Uniform
-from srl.rl.memories.storage import Layout, check_room, holds_files, open_arrays
+from srl.rl.memories.sizes import ExtraSpecs, check_layout_fits, ring_layout, spare_slots
+from srl.rl.memories.storage import open_arrays
 from srl.rl.memories.sum_tree import SumTree
 
 _NO_TRANSITION = -1.0  # Stored as the priority of slots that start no transition.
-
-ExtraSpecs = Mapping[str, tuple[tuple[int, ...], Any]]
-"""Shape (of one step) and dtype of each per-step array that an algorithm adds to segments."""
 
 
 class ReplayMemory:
@@ -40,6 +37,9 @@ class ReplayMemory:
     Whoever is killed, at any instruction, leaves a consistent memory in the files: space is given up by one
     store of the oldest segment's number, and filled by one store of the next segment's number once its data
     are complete. The rest follows from what is stored.
+
+    Files are ahead of the newest checkpoint when a run is killed. The ring has spare slots, so what was stored at a
+    checkpoint is not written over at once: `mark` and `go_back` bring it back as long as there is `room`.
 
     Not thread-safe: the trainer holds a lock around every call.
     """
@@ -82,7 +82,7 @@ class ReplayMemory:
         config.validate()
         config.check_batch(batch_size)
         extras = extras or {}
-        layout = _layout(spaces, config, n_step, segment_length, extras)
+        layout = ring_layout(spaces, config, n_step, segment_length, extras)
         self._config, self._spaces, self._extras = dataclasses.replace(config), spaces, dict(extras)
         self._n_step, self._reward_clip = n_step, reward_clip
         self._batch_size, self._updates_per_dispatch = batch_size, updates_per_dispatch
@@ -94,10 +94,12 @@ class ReplayMemory:
                 "raise memory.capacity or lower segment_length"
             )
         self._slots = layout.settings["slots"]
-        _check_room(layout, config, directory)
+        self._spare = spare_slots(config, segment_length)
+        check_layout_fits(layout, config, directory)
         self._arrays = arrays = open_arrays(layout, directory)
         self._frames, self._actions, self._rewards = arrays["frames"], arrays["actions"], arrays["rewards"]
         self._priorities, self._counters = arrays["priorities"], arrays["counters"]
+        self._in_files = directory is not None
         if not arrays["identity"][0]:  # just made
             arrays["identity"][0] = 1 + secrets.randbelow((1 << 53) - 1)
         self._tree = SumTree(self._slots)
@@ -262,12 +264,90 @@ class ReplayMemory:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state`'s data; files that are newer than the state keep what they hold."""
+        self.check_valid(state)
+        self._rng.bit_generator.state = state["rng"]
+        self._arrays["max_priority"][0] = max(float(state["max_priority"]), self._arrays["max_priority"][0])
+
+    def check_valid(self, state: Mapping[str, Any]) -> None:
+        """Raise `CheckpointError` where this is no state of a replay memory."""
         try:
-            rng, max_priority = state["rng"], float(state["max_priority"])
-            self._rng.bit_generator.state = rng
-        except (KeyError, TypeError, ValueError) as error:
+            np.random.default_rng(0).bit_generator.state = state["rng"]
+            if not float(state["max_priority"]) >= 0.0:
+                raise ValueError(f"max_priority is {state['max_priority']}")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"the checkpoint's state of the replay memory is damaged: {error!r}") from error
-        self._arrays["max_priority"][0] = max(max_priority, self._arrays["max_priority"][0])
+
+    # ---- going back ----------------------------------------------------------------------------------
+
+    def mark(self) -> dict[str, Any] | None:
+        """Return arrays that say what the files hold now, `None` for plain memory.
+
+        Priorities are copied, as updates change them in place; frames and all else stay where they are until
+        `room` is used up.
+        """
+        if not self._in_files:
+            return None
+        segments = np.array([self._oldest, self._newest], np.int64)
+        spans = list(self._stored_spans())
+        return {
+            "identity": self._arrays["identity"].copy(),
+            "segments": segments,
+            "addresses": np.array([self._start(segment) for segment in segments.tolist()], np.int64),
+            "priorities": np.concatenate([self._priorities[:0], *(self._priorities[span] for span in spans)]),
+            **{name: self._arrays[name].copy() for name in self._small_arrays()},
+        }
+
+    def room(self, mark: Mapping[str, Any]) -> int:
+        """Return how many more frames can be stored before what was there at `mark` is written over."""
+        return int(mark["addresses"][0]) + self._slots - self._start(self._newest)
+
+    def go_back(self, mark: Mapping[str, Any]) -> None:
+        """Hold again what was stored at `mark`, with its priorities.
+
+        Whoever is killed in here can go back to the same mark again.
+
+        Raises:
+            CheckpointError: these are other files, or what was stored then has been written over; nothing is changed.
+        """
+        self._check_mark(mark)
+        start, end = mark["addresses"].tolist()
+        oldest, newest = mark["segments"].tolist()
+        done = 0
+        for span in self._spans(start, end):
+            length = span.stop - span.start
+            self._priorities[span] = mark["priorities"][done : done + length]
+            done += length
+        for name in self._small_arrays():
+            self._arrays[name][:] = mark[name]
+        starts = self._arrays["segment_starts"]
+        starts[newest % len(starts)] = end  # a later segment that skipped the ring's end had moved it
+        self._counters[1] = newest
+        self._counters[0] = oldest
+        self._tree = SumTree(self._slots)
+        self._compute_masses()
+
+    def _small_arrays(self) -> list[str]:
+        return [name for name in ("max_priority", "ranking", "ranking_state") if name in self._arrays]
+
+    def _check_mark(self, mark: Mapping[str, Any]) -> None:
+        small = self._small_arrays()
+        if set(mark) != {"identity", "segments", "addresses", "priorities", *small}:
+            raise CheckpointError(f"no mark of such a replay memory, it has {sorted(mark)}")
+        own: dict[str, tuple[tuple[int, ...], Any]] = {
+            **{
+                name: ((1,) if name == "identity" else (2,), np.int64) for name in ("identity", "segments", "addresses")
+            },
+            **{name: (self._arrays[name].shape, self._arrays[name].dtype) for name in small},
+        }
+        _check_arrays(mark, own)
+        start, end = mark["addresses"].tolist()
+        _check_arrays(mark, {"priorities": ((max(end - start, 0),), np.float32)})
+        if mark["identity"][0] != self._arrays["identity"][0]:
+            raise CheckpointError("the memory's files are not those of the checkpoint")
+        oldest, newest = mark["segments"].tolist()
+        is_late = not 0 <= oldest <= newest <= self._newest or self._reach - start > self._slots
+        if is_late or self._start(oldest) != start:
+            raise CheckpointError("the memory's files no longer hold what was stored at the checkpoint")
 
     # ---- the ring ------------------------------------------------------------------------------------
 
@@ -280,6 +360,11 @@ class ReplayMemory:
     def _newest(self) -> int:
         """Number that the next segment will have; its row in the table says where the last one ended."""
         return int(self._counters[1])
+
+    @property
+    def _reach(self) -> int:
+        """No slot at this address or beyond was ever written, not even by a write that was not completed."""
+        return int(self._counters[2])
 
     def _start(self, segment: int) -> int:
         starts = self._arrays["segment_starts"]
@@ -306,7 +391,7 @@ class ReplayMemory:
                 f"a segment of lane {segment.lane} has the extras {sorted(segment.extras)}, the memory needs "
                 f"{sorted(self._extras)}; actors and trainer must run the same version"
             )
-        if len(frames) > self._slots or count > self._config.capacity:
+        if len(frames) > self._slots - self._spare or count > self._config.capacity:
             raise SpaceError(
                 f"a segment of {count} transitions does not fit a memory of {self._config.capacity}; "
                 "raise memory.capacity or lower segment_length"
@@ -324,6 +409,7 @@ class ReplayMemory:
         starts = address + np.concatenate([[0], np.cumsum(lengths)])
         totals = self._transitions_before(newest) + np.concatenate([[0], np.cumsum(counts)])
         self._evict(int(starts[-1]), int(totals[-1]))
+        self._counters[2] = max(self._reach, int(starts[-1]))
 
         # Skipped slots start no transition, whatever they held a lap ago.
         for span in self._spans(self._start(newest), address):
@@ -366,7 +452,7 @@ class ReplayMemory:
         """Forget the oldest segments until addresses below `end` fit, and `total` transitions ever stored."""
 
         def fits(segment: int) -> bool:
-            within_ring = end - self._start(segment) <= self._slots
+            within_ring = end - self._start(segment) <= self._slots - self._spare
             return within_ring and total - self._transitions_before(segment) <= self._config.capacity
 
         gone = self._start(self._oldest)
@@ -447,95 +533,21 @@ class ReplayMemory:
         return weights.astype(np.float32)
 
 
-def required_bytes(
-    spaces: Spaces, config: MemoryConfig, *, n_step: int, segment_length: int, extras: ExtraSpecs | None = None
-) -> int:
-    """Return the bytes that such a memory takes when it is full: all its arrays and the tree."""
-    return _full_bytes(_layout(spaces, config, n_step, segment_length, extras or {}))
-
-
-def check_fits(
-    spaces: Spaces, config: MemoryConfig, *, n_step: int, segment_length: int, directory: Path | None
-) -> int:
-    """Return `required_bytes`; `ConfigError` where this machine has no room for them. Nothing is allocated."""
-    layout = _layout(spaces, config, n_step, segment_length, {})
-    _check_room(layout, config, directory)
-    return _full_bytes(layout)
-
-
-def _full_bytes(layout: Layout) -> int:
-    return layout.nbytes + SumTree.required_bytes(layout.settings["slots"])
-
-
-def _check_room(layout: Layout, config: MemoryConfig, directory: Path | None) -> None:
-    is_new = directory is not None and not holds_files(directory)
-    check_room(
-        SumTree.required_bytes(layout.settings["slots"]) + (layout.nbytes if directory is None else 0),
-        layout.nbytes if is_new else 0,
-        directory,
-        f"lower memory.capacity (now {config.capacity}), store smaller frames, or run on a larger machine",
-    )
-
-
-def _layout(spaces: Spaces, config: MemoryConfig, n_step: int, segment_length: int, extras: ExtraSpecs) -> Layout:
-    slots = _slot_count(spaces, config, n_step, segment_length)
-    observation, action = spaces.observation, spaces.action
-    if isinstance(action, DiscreteActions):
-        actions: tuple[tuple[int, ...], Any] = (slots,), np.int32
-    else:
-        actions = (slots, len(action.low)), np.float32
-    arrays: dict[str, tuple[tuple[int, ...], Any]] = {
-        "frames": ((slots, *observation.shape), observation.dtype),
-        "actions": actions,
-        "rewards": ((slots,), np.float32),
-        # Frames before this one in its segment and steps that a transition from it spans, each as far as needed.
-        "back": ((slots,), np.int16),
-        "steps": ((slots,), np.int16),
-        "bootstraps": ((slots,), np.bool_),
-        "priorities": ((slots,), np.float32),
-        # A ring by segment number: address of its first frame, transitions of all segments before it. A stored
-        # segment has two frames at least, and the next segment's row is used too.
-        "segment_starts": ((slots // 2 + 2,), np.int64),
-        "segment_totals": ((slots // 2 + 2,), np.int64),
-        "counters": ((2,), np.int64),
-        "identity": ((1,), np.int64),
-        "max_priority": ((1,), np.float64),
-    }
-    if config.kind == "rank":
-        arrays["ranking"] = (config.capacity,), np.float32
-        arrays["ranking_state"] = (2,), np.int64
-    for name, (shape, dtype) in extras.items():
-        arrays[f"extra_{name}"] = (slots, *shape), dtype
-    settings = {
-        "capacity": config.capacity,
-        "window_length": spaces.window_length,
-        "n_step": n_step,
-        "slots": slots,
-    }
-    return Layout(settings, {name: (shape, np.dtype(dtype)) for name, (shape, dtype) in arrays.items()})
-
-
-def _slot_count(spaces: Spaces, config: MemoryConfig, n_step: int, segment_length: int) -> int:
-    """Return how many frames the ring holds.
-
-    Large frames: what `capacity` transitions of long episodes need. Small ones: room for episodes of one step
-    too, which have two frames a transition. In any case the warm-up finds room, whatever the episodes' lengths:
-    an actor's segments never have three frames a transition on average.
-    """
-    repeated = overlap(spaces.window_length, n_step)
-    longest = segment_length + 1
-    large = spaces.observation.nbytes >= LARGE_FRAME_BYTES and longest > 2 * repeated
-    frames = ceil(config.capacity * longest / (longest - repeated)) if large else 2 * config.capacity
-    # Lost at most: the skipped end of the ring, and the segment that left whole.
-    return max(frames, 3 * config.warmup_size) + 2 * longest
-
-
 def _prioritiser(config: MemoryConfig, arrays: Mapping[str, np.ndarray]) -> Prioritiser:
     if config.kind == "proportional":
         return Proportional(config.alpha)
     if config.kind == "rank":
         return RankBased(config.alpha, arrays["ranking"], arrays["ranking_state"])
     return Uniform()
+
+
+def _check_arrays(mark: Mapping[str, Any], expected: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+    for name, (shape, dtype) in expected.items():
+        array = mark[name]
+        if np.shape(array) != shape or array.dtype != dtype:
+            raise CheckpointError(
+                f"{name} of a replay memory's mark has shape {np.shape(array)}, not {shape}, or another dtype"
+            )
 
 
 def _reshape(values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

@@ -23,6 +23,7 @@ from srl.runner.history import HistoryWriter
 from srl.runner.plugins import config_from_dict, load_plugins
 from srl.runner.progress import Progress
 from srl.runner.run_config import RunConfig
+from srl.runner.saving import Saving
 from srl.runner.shutdown import stop_on_signals
 from srl.runner.status import ActorStatus, Evaluation, RunState, RunStatus, TrainerStatus
 
@@ -134,6 +135,8 @@ class TaskManager:
             WorkerError: the task failed; the message has the worker's traceback.
             ProtocolError: another version of SRL made the task.
             TaskGoneError: the broker lost the task, and no trainer restored it.
+            CheckpointError, OSError: the last checkpoint or the history could not be written. While the task goes
+                on that is logged and shown, and later ones are tried.
         """
         task, deadline_s = self.task, None if timeout is None else time.monotonic() + timeout
         self._once(lambda: self._broker.definition(task))
@@ -148,10 +151,12 @@ class TaskManager:
                 if snapshot is None:
                     break
                 status = _run_status(task, snapshot)
-                outlast(functools.partial(keeper.take, snapshot), self._broker, ending, check)
-                shown.update(status)
                 late = deadline_s is not None and time.monotonic() >= deadline_s
-                if status.finished or late:
+                is_last = status.finished or late
+                outlast(functools.partial(keeper.take, snapshot, is_last), self._broker, ending, check)
+                status = msgspec.structs.replace(status, warning=keeper.note())
+                shown.update(status)
+                if is_last:
                     break
                 if check is not None:
                     check()
@@ -169,6 +174,7 @@ class TaskManager:
             return self.get_status()
         if status.state == "failed":
             raise WorkerError(f"task {task} failed: {status.error}")
+        keeper.raise_failure()
         return status
 
     def close(self) -> None:
@@ -231,6 +237,7 @@ class _Keeper:
         self._checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self._history = None if history_dir is None else HistoryWriter(history_dir)
         self._saved = 0
+        self._checkpoints, self._rows = Saving("checkpoints"), Saving("history rows")
 
     def __enter__(self) -> "_Keeper":
         return self
@@ -239,17 +246,32 @@ class _Keeper:
         if self._history is not None:
             self._history.close()
 
-    def take(self, snapshot: Mapping[str, Any]) -> None:
-        """Take what is new."""
+    def take(self, snapshot: Mapping[str, Any], is_last: bool) -> None:
+        """Take what is new; what could not be written is tried again at once where this is the last time."""
         if self._history is not None:
-            while rows := self._broker.history(self._task, self._history.last_id or "0"):
-                for row in rows:
-                    self._history.append(row)
-        if self._checkpoint_dir is not None and snapshot["checkpoint"] != self._saved:
+            self._take_history(self._history, is_last)
+        is_new = snapshot["checkpoint"] != self._saved
+        if self._checkpoint_dir is not None and (is_new or (is_last and self._checkpoints.failure is not None)):
             number, blob = self._broker.checkpoint_blob(self._task)
             if blob is not None:
-                self._save_checkpoint(self._checkpoint_dir, blob)
+                self._checkpoints.attempt(functools.partial(self._save_checkpoint, self._checkpoint_dir, blob))
             self._saved = number
+
+    def note(self) -> str:
+        """Say what cannot be written now, empty where all can."""
+        return "; ".join(filter(None, [self._checkpoints.note(), self._rows.note()]))
+
+    def raise_failure(self) -> None:
+        """Raise what could not be written in the end."""
+        self._checkpoints.raise_failure()
+        self._rows.raise_failure()
+
+    def _take_history(self, history: HistoryWriter, is_last: bool) -> None:
+        for _ in range(2 if is_last else 1):
+            if self._rows.failure is None or self._rows.attempt(history.flush):
+                while rows := self._broker.history(self._task, history.last_id or "0"):
+                    if not self._rows.attempt(functools.partial(_append, history, rows)):
+                        break
 
     def _save_checkpoint(self, directory: Path, blob: bytes) -> None:
         definition = self._broker.definition(self._task)
@@ -262,6 +284,11 @@ class _Keeper:
             state=json.loads(metadata["state"]),
             config={"env": definition.env, "rl": definition.rl},
         )
+
+
+def _append(history: HistoryWriter, rows: Sequence[Mapping[str, Any]]) -> None:
+    for row in rows:
+        history.append(row)
 
 
 def _run_status(task: str, snapshot: Mapping[str, Any]) -> RunStatus:

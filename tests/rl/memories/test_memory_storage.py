@@ -11,7 +11,7 @@ from srl.base.errors import CheckpointError, ConfigError
 from srl.base.spaces import DiscreteActions, ObservationSpec, Spaces
 from srl.rl.memories import storage
 from srl.rl.memories.config import MemoryConfig
-from srl.rl.memories.replay import required_bytes
+from srl.rl.memories.sizes import required_bytes
 from srl.rl.memories.storage import Layout, available_memory, open_arrays
 
 ATARI = Spaces(ObservationSpec((84, 84), "uint8"), DiscreteActions(18), 4)
@@ -32,7 +32,7 @@ def test_required_bytes_are_those_of_the_files(tmp_path: Path) -> None:
     config = MemoryConfig(capacity=1000, warmup_size=8)
     needed = required_bytes(spaces, config, n_step=1, segment_length=16, extras={"noise": ((3,), np.float32)})
     files = sum(path.stat().st_size for path in tmp_path.glob("*.bin"))
-    assert needed == files + 8 * 4096  # the tree: 2,042 slots need 2,048 leaves and as many inner nodes
+    assert needed == files + 8 * 8192  # the tree: 2,593 slots need 4,096 leaves and as many inner nodes
 
 
 def test_too_little_memory_is_said_before_anything_is_allocated() -> None:
@@ -59,7 +59,7 @@ def test_a_disk_that_fills_up_meanwhile_is_an_error_that_names_the_file(
 
 
 def test_files_need_no_memory_but_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "available_memory", lambda: 8 * 4096)
+    monkeypatch.setattr(storage, "available_memory", lambda: 8 * 8192)
     make_memory(1000, directory=tmp_path)
     with pytest.raises(ConfigError, match="of memory"):
         make_memory(1000)

@@ -29,8 +29,10 @@ from srl.base.errors import CheckpointError, ConfigError, SpaceError
 from srl.base.segment import End, Segment
 from srl.base.spaces import ContinuousActions, DiscreteActions, ObservationSpec, Spaces
 from srl.rl.memories import replay
+from srl.rl.memories.config import MemoryConfig
 from srl.rl.memories.prioritisers import RankBased
 from srl.rl.memories.replay import ReplayMemory
+from srl.rl.memories.sizes import spare_slots
 
 KINDS = ["uniform", "proportional", "rank"]
 
@@ -387,21 +389,24 @@ def test_updates_of_evicted_transitions_are_ignored(kind: str) -> None:
 
 
 def test_an_update_never_reaches_what_took_an_evicted_transitions_slot() -> None:
-    memory = make_memory(100, n=6, kind="proportional", batch=64, settings={"alpha": 1.0, "beta_initial": 1.0})
-    slots = max(2 * 100, 3 * 64) + 2 * 17
+    capacity = 102
+    memory = make_memory(capacity, n=6, kind="proportional", batch=64, settings={"alpha": 1.0, "beta_initial": 1.0})
+    slots = 2 * capacity + 2 * 17 + spare_slots(MemoryConfig(capacity=capacity), 16)
     assert slots % 9 == 0  # segments of 9 frames fill the ring to its last slot
-    pieces = [episode(number, [0.0] * 8, End.CUT).segments(n=6, priority=lambda *_: 1.0) for number in range(27)]
+    lap = slots // 9
+    pieces = [episode(number, [0.0] * 8, End.CUT).segments(n=6, priority=lambda *_: 1.0) for number in range(lap + 1)]
     for piece in pieces[:26]:
         memory.insert(piece)
     assert len(memory) == 26 * 3
     sample = memory.sample(20, 0)
     assert (0, 0) in keys(sample)
-    memory.insert(pieces[26])
+    for piece in pieces[26:]:
+        memory.insert(piece)
     memory.update_priorities(sample, np.full((20, 64), 2.0))
-    sample = memory.sample(20, 0)
-    new = np.array([number == 26 for number, _ in keys(sample)]).reshape(20, 64)
-    np.testing.assert_allclose(sample.batches["weight"][new], 1.0, rtol=1e-5)
-    np.testing.assert_allclose(sample.batches["weight"][~new], 0.5, rtol=1e-5)
+    newer = memory.sample(20, 0)
+    taken = set(newer.slots.ravel().tolist()) & set(sample.slots.ravel().tolist())
+    assert taken and (lap, 0) in keys(newer)
+    np.testing.assert_allclose(newer.batches["weight"], 1.0, rtol=1e-5)
 
 
 def test_importance_weights_are_those_of_the_paper() -> None:
@@ -583,3 +588,89 @@ def test_sampling_keeps_up_with_the_learner() -> None:
         memory.update_priorities(memory.sample(16, turn), priorities)
         best = min(best, time.perf_counter() - start)
     assert best < 1e-3
+
+
+def test_a_position_names_the_memory_and_counts_what_it_stored(tmp_path: Path) -> None:
+    plain, memory = make_memory(n=3), make_memory(n=3, directory=tmp_path)
+    assert plain.position.segments == memory.position.segments == 0
+    stored = 0
+    for item in itertools.islice(random_episodes(5), 40):
+        segments = item.segments(n=3)
+        memory.insert(segments)
+        stored += sum(len(segment.transitions(3)) > 0 for segment in segments)
+    assert memory.position.segments == stored > 40
+    assert make_memory(n=3, directory=tmp_path).position == memory.position
+    identities = {plain.position.identity, memory.position.identity, make_memory().position.identity}
+    assert len(identities) == 3 and all(0 < identity < 1 << 53 for identity in identities)
+
+
+# ---- going back --------------------------------------------------------------------------------------
+
+
+def _play_on(memory: ReplayMemory, turns: range) -> list[Any]:
+    """Insert, sample and update as `turns` say; returns everything that was drawn."""
+    drawn = []
+    for turn in turns:
+        item = next(random_episodes(turn, first=turn))
+        memory.insert(item.segments(priority=known_priority if turn % 3 else None))
+        sample = memory.sample(2, turn)
+        memory.update_priorities(sample, np.random.default_rng(turn).normal(size=(2, 8)) * 3)
+        drawn.append((sample.slots.tolist(), {name: values.tolist() for name, values in sample.batches.items()}))
+    return drawn
+
+
+@pytest.mark.parametrize("start", [1, 40])
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_that_are_ahead_go_back_to_a_mark_bit_equal(kind: str, start: int, tmp_path: Path) -> None:
+    settings = {"rank_interval": 5}
+    memory = make_memory(60, kind=kind, directory=tmp_path, settings=settings)
+    _play_on(memory, range(start))
+    state, mark, position = json.loads(json.dumps(memory.get_state())), memory.mark(), memory.position
+    assert mark is not None
+    room, turn = memory.room(mark), start
+    expected = []
+    while memory.room(mark) > 2 * 60:
+        expected += _play_on(memory, range(turn, turn + 1))
+        turn += 1
+    assert turn > start + 10 and memory.room(mark) < room
+    for _ in range(2):  # also after it was killed again
+        other = make_memory(60, kind=kind, directory=tmp_path, settings=settings, seed=7)
+        assert other.position.segments > position.segments
+        other.go_back(mark)
+        other.set_state(state)
+        assert other.position == position
+        assert _play_on(other, range(start, turn)) == expected
+
+
+def test_a_memory_that_cannot_go_back_says_so_and_stays_as_it_is(tmp_path: Path) -> None:
+    memory = make_memory(60, kind="rank", directory=tmp_path / "a")
+    _play_on(memory, range(30))
+    mark = memory.mark()
+    assert mark is not None
+    stranger = make_memory(60, kind="rank", directory=tmp_path / "b")
+    _play_on(stranger, range(30))
+    with pytest.raises(CheckpointError, match="not those of the checkpoint"):
+        stranger.go_back(mark)
+    damaged = [
+        {},
+        {name: values for name, values in mark.items() if name != "ranking"},
+        {**mark, "priorities": mark["priorities"][1:]},
+        {**mark, "addresses": mark["addresses"][:1]},
+        {**mark, "counters": mark["segments"]},
+        {**mark, "segments": mark["segments"] + 1},
+        {**mark, "max_priority": mark["max_priority"].astype(np.float32)},
+    ]
+    for each in damaged:
+        with pytest.raises(CheckpointError):
+            memory.go_back(each)
+    assert make_memory(60).mark() is None
+    turn = 30
+    while memory.room(mark) >= 0:
+        _play_on(memory, range(turn, turn + 1))
+        turn += 1
+    before = memory.mark()
+    with pytest.raises(CheckpointError, match="no longer hold"):
+        memory.go_back(mark)
+    after = memory.mark()
+    assert before is not None and after is not None
+    assert all((before[name] == after[name]).all() for name in before)
