@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint bench bench-peers lock clean
+.PHONY: demo test test-slow test-chaos lint bench bench-peers lock clean
 
 demo: .venv/installed ## train Pendulum on this machine, distributed
 	$(BIN)/python examples/pendulum_demo.py
@@ -12,6 +12,9 @@ test: .venv/installed-dev ## everything that is quick
 
 test-slow: .venv/installed-dev ## the rest: whole training runs, faults
 	$(BIN)/python -m pytest -q -m slow
+
+test-chaos: .venv/installed-dev ## faults in real runs; some 15 minutes. SRL_CHAOS_SEED repeats one
+	$(BIN)/python -m pytest -q -s tests/chaos
 
 lint: .venv/installed-dev ## style, types, layers
 	$(BIN)/ruff check .

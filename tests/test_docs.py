@@ -88,3 +88,17 @@ def test_links_lead_somewhere(document: Path) -> None:
     local = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:", target)]
     missing = [target for target in local if target and not (document.parent / target).exists()]
     assert not missing
+
+
+def test_every_promise_about_faults_names_a_test_that_exists() -> None:
+    table = (ROOT / "docs/reliability.md").read_text().partition("## How")[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| ") and "what happens" not in line]
+    assert len(rows) > 10
+    written = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+    }
+    for row in rows:
+        named = re.findall(r"`(test_\w+)`", row[-2])
+        assert named and set(named) <= written, row[1]

@@ -221,7 +221,7 @@ class Fleet:
             shape, dtype = layout[name]
             return np.fromfile(folder / f"{name}.bin", dtype).reshape(shape)
 
-        starts, (oldest, newest) = array("segment_starts"), array("counters")
+        starts, (oldest, newest, *_) = array("segment_starts"), array("counters")
         assert oldest == 0, "the memory is too small for this test"
         end = starts[newest % len(starts)]
         frames = array("frames")[:end].astype(np.int64)

@@ -22,8 +22,7 @@ from srl.runner.plugins import PLUGINS_VARIABLE
 logger = logging.getLogger("srl")
 
 STOP_S = 10.0
-RESTARTS, RESTARTS_WITHIN_S = 3, 60.0
-"""A worker that ends by itself more often than this is given up."""
+RESTARTS_WITHIN_S = 60.0
 
 
 class LocalWorkers:
@@ -49,6 +48,8 @@ class LocalWorkers:
         self._allow = allow
         self._work_dir = work_dir
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.most_restarts = 3
+        """A worker that ends by itself more often than this within a minute is given up."""
         self._ended_s: dict[str, list[float]] = {}
         self._logs: list[IO[bytes]] = []
 
@@ -96,7 +97,7 @@ class LocalWorkers:
             now_s = time.monotonic()
             recent = [ended_s for ended_s in self._ended_s.get(name, []) if now_s - ended_s < RESTARTS_WITHIN_S]
             self._ended_s[name] = [*recent, now_s]
-            if len(recent) >= RESTARTS:
+            if len(recent) >= self.most_restarts:
                 raise WorkerError(f"{name} ended with exit code {code}, again; the end of {path}:\n{tail}")
             logger.error("%s ended with exit code %d and is started again; the end of %s:\n%s", name, code, path, tail)
             assert process.stdin is not None
