@@ -138,7 +138,9 @@ def test_the_last_frame_of_a_truncated_episode_is_its_own() -> None:
     actor, _ = make_actor(toy.Config(), lengths=[3], ends=[0, 1], reward=1.0)
     first, second = [segment for _ in range(6) for segment in actor.step().segments]
     assert (first.end, second.end) == (End.TERMINATED, End.TRUNCATED)
-    np.testing.assert_array_equal(second.frames[:, 1:], [[1, 0], [1, 1], [1, 2], [1, 3]])
+    np.testing.assert_array_equal(second.frames[:, 2], [0, 1, 2, 3])
+    assert len(set(second.frames[:, 0].tolist())) == 1
+    assert second.frames[0, 0] != first.frames[0, 0]
     assert actor.flush() == []
 
 
