@@ -81,8 +81,13 @@ class LocalRun:
         self._history = HistoryWriter(history_dir) if history_dir is not None else None
         self._checkpoint_dir = checkpoint_dir
         self._checkpoints, self._rows = Saving("checkpoints"), Saving("history rows")
-        # Of the memory, at the newest checkpoint: a call that goes on begins at one.
-        self._mark = trainer.memory.mark() if checkpoint_dir is not None and env_steps else None
+        self._mark: Tree | None = None  # of the memory, at the newest checkpoint
+        if checkpoint_dir is not None:
+            mark = trainer.memory.mark()
+            if mark is None:
+                logger.info("the replay memory is not in files: whoever resumes this run fills it anew")
+            elif env_steps:
+                self._mark = mark  # a call that goes on begins at a checkpoint
         self._reserve = _frames_of_a_turn(config, lanes.spaces, run_config.num_envs)
         self._first_update = trainer.train_count
         self._first_step = self._env_steps = env_steps

@@ -18,6 +18,7 @@ from srl.base.errors import CheckpointError, ConfigError, SpaceError
 from srl.base.segment import End, Segment
 from srl.base.spaces import Spaces
 from srl.rl.memories.config import MemoryConfig
+from srl.rl.memories.marks import check_mark
 from srl.rl.memories.prioritisers import Prioritiser, Proportional, RankBased, Uniform
 from srl.rl.memories.sizes import ExtraSpecs, check_layout_fits, ring_layout, spare_slots
 from srl.rl.memories.storage import open_arrays
@@ -319,10 +320,10 @@ class ReplayMemory:
             done += length
         for name in self._small_arrays():
             self._arrays[name][:] = mark[name]
+        self._counters[0] = oldest
+        self._counters[1] = newest
         starts = self._arrays["segment_starts"]
         starts[newest % len(starts)] = end  # a later segment that skipped the ring's end had moved it
-        self._counters[1] = newest
-        self._counters[0] = oldest
         self._tree = SumTree(self._slots)
         self._compute_masses()
 
@@ -330,21 +331,9 @@ class ReplayMemory:
         return [name for name in ("max_priority", "ranking", "ranking_state") if name in self._arrays]
 
     def _check_mark(self, mark: Mapping[str, Any]) -> None:
-        small = self._small_arrays()
-        if set(mark) != {"identity", "segments", "addresses", "priorities", *small}:
-            raise CheckpointError(f"no mark of such a replay memory, it has {sorted(mark)}")
-        own: dict[str, tuple[tuple[int, ...], Any]] = {
-            **{
-                name: ((1,) if name == "identity" else (2,), np.int64) for name in ("identity", "segments", "addresses")
-            },
-            **{name: (self._arrays[name].shape, self._arrays[name].dtype) for name in small},
-        }
-        _check_arrays(mark, own)
-        start, end = mark["addresses"].tolist()
-        _check_arrays(mark, {"priorities": ((max(end - start, 0),), np.float32)})
-        if mark["identity"][0] != self._arrays["identity"][0]:
-            raise CheckpointError("the memory's files are not those of the checkpoint")
+        check_mark(mark, self._arrays, self._small_arrays())
         oldest, newest = mark["segments"].tolist()
+        start = int(mark["addresses"][0])
         is_late = not 0 <= oldest <= newest <= self._newest or self._reach - start > self._slots
         if is_late or self._start(oldest) != start:
             raise CheckpointError("the memory's files no longer hold what was stored at the checkpoint")
@@ -539,15 +528,6 @@ def _prioritiser(config: MemoryConfig, arrays: Mapping[str, np.ndarray]) -> Prio
     if config.kind == "rank":
         return RankBased(config.alpha, arrays["ranking"], arrays["ranking_state"])
     return Uniform()
-
-
-def _check_arrays(mark: Mapping[str, Any], expected: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
-    for name, (shape, dtype) in expected.items():
-        array = mark[name]
-        if np.shape(array) != shape or array.dtype != dtype:
-            raise CheckpointError(
-                f"{name} of a replay memory's mark has shape {np.shape(array)}, not {shape}, or another dtype"
-            )
 
 
 def _reshape(values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:

@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import json
 import os
@@ -674,3 +675,41 @@ def test_a_memory_that_cannot_go_back_says_so_and_stays_as_it_is(tmp_path: Path)
     after = memory.mark()
     assert before is not None and after is not None
     assert all((before[name] == after[name]).all() for name in before)
+
+
+def test_whoever_is_killed_while_going_back_can_go_back_again(tmp_path: Path) -> None:
+    memory = make_memory(60, kind="rank", directory=tmp_path / "files", settings={"rank_interval": 5})
+    _play_on(memory, range(40))
+    state, mark = memory.get_state(), memory.mark()
+    assert mark is not None
+    expected = _play_on(memory, range(40, 50))
+    lines = 0
+    for stop_at in itertools.count(1):
+        lines = 0
+
+        def kill(frame: Any, event: str, argument: Any, stop_at: int = stop_at) -> Any:
+            nonlocal lines
+            if frame.f_code.co_filename != replay.__file__ or frame.f_code.co_name != "go_back":
+                return None
+            lines += event == "line"
+            if lines == stop_at:
+                raise KeyboardInterrupt
+            return kill
+
+        directory = tmp_path / str(stop_at)
+        shutil.copytree(tmp_path / "files", directory)
+        broken = make_memory(60, kind="rank", directory=directory, settings={"rank_interval": 5})
+        previous = sys.gettrace()
+        sys.settrace(kill)
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                broken.go_back(mark)
+        finally:
+            sys.settrace(previous)
+        again = make_memory(60, kind="rank", directory=directory, settings={"rank_interval": 5})
+        again.go_back(mark)
+        again.set_state(state)
+        assert _play_on(again, range(40, 50)) == expected
+        if lines < stop_at:
+            break
+    assert stop_at > 12
