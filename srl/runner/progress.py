@@ -202,7 +202,10 @@ def _run_facts(status: RunStatus) -> list[str]:
     backlog = f"backlog {_bytes(status.backlog_bytes)}"
     if status.backlog_limit_bytes:
         backlog += f"/{_bytes(status.backlog_limit_bytes)}"
-    return [f"elapsed {duration(status.elapsed_s)}{left}", train, evaluation_text(status), memory, backlog]
+    facts = [f"elapsed {duration(status.elapsed_s)}{left}", train, evaluation_text(status), memory, backlog]
+    if status.messages_lost:
+        facts.append(f"{status.messages_lost:,} message{'s' * (status.messages_lost != 1)} lost with the broker")
+    return facts
 
 
 def _trainer_facts(status: RunStatus, trainer: TrainerStatus) -> tuple[str, str, str, str]:

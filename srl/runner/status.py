@@ -59,6 +59,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: Evaluation | None = None
     memory_size: int = 0
     memory_capacity: int = 0
+    messages_lost: int = 0
+    """Messages of actors that no trainer got, because the broker lost its data."""
     backlog_bytes: int = 0
     backlog_limit_bytes: int = 0
     parameter_version: int = 0

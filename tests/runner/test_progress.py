@@ -116,6 +116,12 @@ def test_faults_of_envs_are_shown_where_there_were_any() -> None:
     assert "fault" not in str(log_lines(RUNNING, ADDRESS))
 
 
+def test_lost_messages_are_shown_where_there_were_any() -> None:
+    assert "1 message lost with the broker" in log_lines(changed(messages_lost=1), ADDRESS)[0]
+    assert "1,234 messages lost" in log_lines(changed(messages_lost=1234), ADDRESS)[0]
+    assert "lost" not in str(log_lines(RUNNING, ADDRESS))
+
+
 def test_nothing_ever_prints_nan() -> None:
     nan = math.nan
     status = changed(

@@ -322,6 +322,7 @@ def _run_status(task: str, snapshot: Mapping[str, Any]) -> RunStatus:
         evaluation=msgspec.json.decode(evaluation, type=Evaluation) if evaluation else None,
         memory_size=progress.get("memory_size", 0),
         memory_capacity=progress.get("memory_capacity", 0),
+        messages_lost=progress.get("messages_lost", 0),
         backlog_bytes=int(fields["sent_bytes"]) - int(fields["received_bytes"]),
         backlog_limit_bytes=int(fields.get("backlog_limit", 0)),
         parameter_version=int(fields["version"]),
