@@ -174,9 +174,9 @@ class Runner:
             **run_arguments,
         )
         modules = sorted({*allow, *needed_modules(self.env_config, self.config)})
+        logger.info("%s", self.config.preflight(self.spaces, Path(tempfile.gettempdir())))
         with tempfile.TemporaryDirectory(prefix="srl-") as directory, EmbeddedBroker() as broker:
             logs, work_dir = Path(directory, "logs"), Path(directory, "work")
-            logger.info("%s", self.config.preflight(self.spaces, work_dir))
             manager = self._create_task(broker.parameters, run_config)
             workers = LocalWorkers(broker.parameters, actor_num, logs, modules, work_dir)
 
