@@ -96,6 +96,8 @@ class Policy:
 
 
 class Learner:
+    has_accelerator = False
+
     def __init__(self, spaces: Spaces, seed: int) -> None:
         features = int(np.prod(spaces.observation.shape)) * spaces.window_length
         weights = np.random.default_rng(seed).normal(size=(features, spaces.action_count)) * 0.1
@@ -103,6 +105,10 @@ class Learner:
             "parameters": {"weights": weights.astype(np.float32), "bias": np.zeros(spaces.action_count, np.float32)},
             "train_count": np.asarray(0),
         }
+
+    def place(self, batches: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        """There is nowhere to bring them."""
+        return batches
 
     def update(self, batches: Mapping[str, np.ndarray]) -> UpdateInfo:
         errors = []

@@ -266,8 +266,8 @@ class DqnLearner:
         self._config = config
         self._size = config.dispatch_size(spaces)
         # XLA computes convolutions inside a loop several times slower on a CPU; a call costs little beside them.
-        on_cpu = jax.default_backend() == "cpu"
-        self._size_of_call = 1 if network.images is not None and on_cpu else self._size
+        self._on_cpu = jax.default_backend() == "cpu"
+        self._size_of_call = 1 if network.images is not None and self._on_cpu else self._size
         self._updates = make_updates(config, network, optimizer)
         self._state: dict[str, Any] = {
             "parameters": parameters,
@@ -276,7 +276,19 @@ class DqnLearner:
         }
         self._train_count = 0
 
-    def update(self, batches: Mapping[str, np.ndarray]) -> UpdateInfo:
+    @property
+    def has_accelerator(self) -> bool:
+        """Whether JAX computes elsewhere than on the CPU."""
+        return not self._on_cpu
+
+    def place(self, batches: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        """Bring batches to where JAX computes."""
+        import jax
+
+        placed: Mapping[str, Any] = jax.device_put(dict(batches))
+        return placed
+
+    def update(self, batches: Mapping[str, Any]) -> UpdateInfo:
         """Do up to `updates_per_dispatch` updates on batches `[K, B, ...]`; priorities are absolute TD errors.
 
         Metrics are means over the `K` updates.
@@ -288,7 +300,9 @@ class DqnLearner:
         results = []
         for start in range(0, count, size):
             stop = min(start + size, count)
-            part = {name: _pad(array[start:stop], size) for name, array in batches.items()}
+            part = batches
+            if count != size:
+                part = {name: _pad(array[start:stop], size) for name, array in batches.items()}
             since_copy = np.int32(self._train_count % self._config.target_model_update_interval)
             self._state, td_errors, sums = self._updates(
                 self._state, part, _pad(learning_rates[start:stop], size), np.int32(stop - start), since_copy

@@ -191,8 +191,17 @@ class UpdateInfo:
 class Learner(Protocol):
     """What a trainer needs of an algorithm."""
 
-    def update(self, batches: Mapping[str, np.ndarray]) -> UpdateInfo:
-        """Do `K` updates, one after the other, on batches `[K, B, ...]`."""
+    def update(self, batches: Mapping[str, Any]) -> UpdateInfo:
+        """Do `K` updates, one after the other, on batches `[K, B, ...]`, arrays or what `place` made of them."""
+        ...
+
+    @property
+    def has_accelerator(self) -> bool:
+        """Whether updates are computed elsewhere than on the CPU, so that batches should be there ahead of them."""
+        ...
+
+    def place(self, batches: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        """Bring batches to the accelerator, for a later `update`."""
         ...
 
     def prepare(self, batches: Mapping[str, np.ndarray]) -> None:

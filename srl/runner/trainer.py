@@ -5,12 +5,13 @@ one thread and learning in another.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from srl.base.algorithm import Learner, Memory, RLConfig, Tree
+from srl.base.algorithm import Learner, Memory, RLConfig, Sample, Tree
 from srl.base.errors import CheckpointError
 from srl.base.segment import Segment
 from srl.base.spaces import Spaces
@@ -28,10 +29,19 @@ class Trainer:
 
     Args:
         distributed: whether actors run apart, so that the learner may run below the asked ratio.
+        prefetch: whether a thread samples what the next dispatch needs, and brings it to the accelerator, while this
+            one computes. It is drawn by priorities that are a dispatch older then, and not repeatably.
     """
 
     def __init__(
-        self, config: RLConfig, spaces: Spaces, learner: Learner, memory: Memory, *, distributed: bool
+        self,
+        config: RLConfig,
+        spaces: Spaces,
+        learner: Learner,
+        memory: Memory,
+        *,
+        distributed: bool,
+        prefetch: bool = False,
     ) -> None:
         self.learner = learner
         self.memory = memory
@@ -51,6 +61,8 @@ class Trainer:
             tolerance,
             credit,
         )
+        self._prefetcher = ThreadPoolExecutor(1, "srl-prefetch") if prefetch else None
+        self._prefetched: Future[tuple[Sample, Mapping[str, Any]]] | None = None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._metrics: dict[str, list[float]] = {}
@@ -105,9 +117,8 @@ class Trainer:
 
     def learn(self, updates: int) -> None:
         """Do `updates` updates in one dispatch."""
-        with self._lock:
-            sample = self.memory.sample(updates, self.learner.train_count)
-        info = self.learner.update(sample.batches)
+        sample, batches = self._next_batches(updates)
+        info = self.learner.update(batches)
         with self._changed:
             if info.priorities is not None:
                 self.memory.update_priorities(sample, info.priorities)
@@ -115,6 +126,21 @@ class Trainer:
             for name, value in info.metrics.items():
                 self._metrics.setdefault(name, []).append(value)
             self._changed.notify_all()
+
+    def _next_batches(self, updates: int) -> tuple[Sample, Mapping[str, Any]]:
+        if self._prefetcher is None or updates != self.dispatch:
+            with self._lock:
+                sample = self.memory.sample(updates, self.train_count)
+            return sample, sample.batches
+        ready = self._prefetched or self._prefetcher.submit(self._prefetch, self.train_count)
+        result = ready.result()
+        self._prefetched = self._prefetcher.submit(self._prefetch, self.train_count + updates)
+        return result
+
+    def _prefetch(self, train_count: int) -> tuple[Sample, Mapping[str, Any]]:
+        with self._lock:
+            sample = self.memory.sample(self.dispatch, train_count)
+        return sample, self.learner.place(sample.batches)
 
     def take_metrics(self) -> dict[str, float]:
         """Return the mean of each metric since the last call."""

@@ -79,6 +79,13 @@ class Server:
         self.process.kill()
         self.process.wait()
 
+    def pause(self, seconds: float) -> None:
+        """Let it hang for a while."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)  # the fault itself takes this long
+        self.process.send_signal(signal.SIGCONT)
+
 
 class Process:
     """A worker or a client that is started again as Kubernetes would."""

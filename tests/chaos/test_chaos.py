@@ -84,6 +84,9 @@ def test_a_killed_server_comes_back_and_the_run_goes_on(tmp_path: Path, kills: i
         for _ in range(kills):
             fleet.wait_for_steps(rng.randrange(500, 5_000))
             before = fleet.progress
+            if rng.random() < 0.3:
+                fleet.server.pause(rng.uniform(0.5, 10.0))
+                fleet.wait_for_steps(500)
             fleet.server.kill()
             fleet.kills += 1
             time.sleep(rng.uniform(0.0, 3.0))
@@ -159,7 +162,7 @@ def finish(fleet: Fleet, task: str) -> None:
     ("kills", "append_only"),
     [
         pytest.param(8, False, id="short"),
-        pytest.param(60, False, id="long", marks=pytest.mark.slow),
+        pytest.param(80, False, id="long", marks=pytest.mark.slow),
     ],
 )
 def test_killed_workers_and_clients_lose_nothing(tmp_path: Path, kills: int, append_only: bool) -> None:

@@ -36,7 +36,9 @@ def serve_trainer(
         spaces, seed = Spaces.from_dict(definition.spaces), int(definition.run["seed"])
         logger.info("trainer: %s", config.preflight(spaces, directory))
         memory = keeper.memory = config.make_memory(spaces, seed, directory)
-        trainer = Trainer(config, spaces, config.make_learner(spaces, seed), memory, distributed=True)
+        learner, in_lockstep = config.make_learner(spaces, seed), bool(definition.run.get("lockstep"))
+        prefetch = learner.has_accelerator and not in_lockstep
+        trainer = Trainer(config, spaces, learner, memory, distributed=True, prefetch=prefetch)
         trainer.prepare()
         if checkpoint is not None:
             tree, metadata = decode_tree(checkpoint)
@@ -48,5 +50,5 @@ def serve_trainer(
                 trainer.count(committed.progress.get("env_steps", 0) - state["env_steps"])
         if checkpoint is not None or committed.version:
             logger.info("trainer: task %s goes on at %d updates", lease.task, trainer.train_count)
-    session = LockstepSession if definition.run.get("lockstep") else TrainerSession
+    session = LockstepSession if in_lockstep else TrainerSession
     return session(keeper, trainer, config.n_step_frames, committed, stop).run()
