@@ -88,7 +88,7 @@ class ActorLink:
         self._env_rate = self._sent_rate = 0.0
         self._beat_at_s = 0.0
         self._waiting_for = "its envs to be ready"
-        self._wanted_version = 1
+        self._known_version = 0
         self.newest: Published | None = None
         self.train_count = 0
         self.rank, self.actors = 0, 1  # which of how many that play now
@@ -106,27 +106,28 @@ class ActorLink:
             raise self._failure
 
     @property
-    def _has_wanted(self) -> bool:
-        return self.newest is not None and self.newest.version >= self._wanted_version
+    def _has_other(self) -> bool:
+        return self.newest is not None and self.newest.version != self._known_version
 
     @property
     def stopping(self) -> bool:
         """Whether playing is to stop: a signal, the task's end, or a failure of the link."""
         return self._over.is_set() or self._stop.is_set()
 
-    def wait_for_version(self, version: int) -> Published | None:
-        """Wait for parameters of this version or a newer one; `None` where playing is to stop before that."""
-        if version > 1:
-            self._waiting_for = f"version {version} of the parameters"
-        else:
-            self._waiting_for = "the trainer's first parameters"
-        self._wanted_version = version
-        while not (self.stopping or self._has_wanted):
+    def wait_for_parameters(self, other_than: int = 0) -> Published | None:
+        """Wait for parameters of another version than one; `None` where playing is to stop before that.
+
+        The next version is usually higher, but not where the broker has forgotten the last ones.
+        """
+        what = "first" if other_than == 0 else "next"
+        self._waiting_for = f"the trainer's {what} parameters"
+        self._known_version = other_than
+        while not (self.stopping or self._has_other):
             self._parameters_ready.clear()
-            if not self._has_wanted:
+            if not self._has_other:
                 self._parameters_ready.wait(POLL_S)
         self._waiting_for = ""
-        return self.newest if self._has_wanted else None
+        return self.newest if self._has_other else None
 
     def add(self, produced: Produced, version: int) -> None:
         """Collect what a step made, and hand a message over when there is enough; waits while all is full."""
@@ -192,11 +193,11 @@ class ActorLink:
             self._beat()
             while not (self._closing.is_set() and self._messages.empty()):
                 with contextlib.suppress(queue.Empty):
-                    is_eager = self._wanted_version > 1 and not self._has_wanted
+                    is_eager = self._known_version > 0 and not self._has_other
                     self._send(self._messages.get(timeout=EAGER_S if is_eager else POLL_S))
                 if time.monotonic() - self._beat_at_s >= BEAT_S:
                     self._beat()
-                elif not self._has_wanted or self._env_steps - self._looked_at_step >= LOOK_STEPS:
+                elif not self._has_other or self._env_steps - self._looked_at_step >= LOOK_STEPS:
                     self._look()
                 while not self._evaluations.empty():
                     self._store_evaluation(*self._evaluations.get())
@@ -214,7 +215,9 @@ class ActorLink:
     def _send(self, experience: Experience) -> None:
         message = encode_experience(experience)
         pause_s, longest_s = FULL_S
-        while (reply := self._ask(lambda: self._broker.send(self._lease, message))) is not None:
+        while (
+            reply := self._ask(lambda: self._broker.send(self._lease, message, is_last=self._is_ending))
+        ) is not None:
             self._note(reply)
             if reply.sent:
                 self._steps_sent += experience.env_steps
@@ -224,14 +227,20 @@ class ActorLink:
                 self._over.wait(pause_s)  # which only this thread sets
                 pause_s = min(2 * pause_s, longest_s)
                 reply = self._beat()
+                if self._is_ending:
+                    break  # what is last may be above the limit
             self._waiting_for = ""
             if reply is None or self._late():
                 break
         logger.warning("%s: %d env steps could not be sent and are lost", self._lease.worker, experience.env_steps)
 
+    @property
+    def _is_ending(self) -> bool:
+        return self._stop.is_set() or self._closing.is_set()
+
     def _late(self) -> bool:
         """Whether an actor that ends has tried for long enough."""
-        if not (self._stop.is_set() or self._closing.is_set()):
+        if not self._is_ending:
             return False
         if self._give_up_s is None:
             self._give_up_s = time.monotonic() + FLUSH_S
@@ -300,7 +309,7 @@ class ActorLink:
 
     def _fetch_newer(self, version: int) -> None:
         self._looked_at_step = self._env_steps
-        if version > (0 if self.newest is None else self.newest.version):
+        if version != (0 if self.newest is None else self.newest.version):
             self._fetch()
 
     def _fetch(self) -> None:

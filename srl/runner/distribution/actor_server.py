@@ -102,7 +102,7 @@ class _Evaluations:
 
 def _play(link: ActorLink, actors: list[Actor], evaluations: _Evaluations, run_config: RunConfig) -> None:
     turn = 0
-    newest = link.wait_for_version(1)
+    newest = link.wait_for_parameters()
     while newest is not None and not link.stopping:
         group = turn % len(actors)
         actor = actors[group]
@@ -129,7 +129,7 @@ def _play_in_lockstep(
     """Play rounds of `steps` vector steps, each with the next version of the parameters and sent as one message."""
     total = run_config.actor_num * run_config.num_envs
     numbers = range(slot, total, run_config.actor_num)
-    newest = link.wait_for_version(1)
+    newest = link.wait_for_parameters()
     while newest is not None and not link.stopping:
         for group, actor in enumerate(actors):
             actor.set_parameters(newest.tree, newest.version)
@@ -143,4 +143,4 @@ def _play_in_lockstep(
             if slot == 0 and run_config.eval_episodes:
                 evaluations.advance(newest)
         link.hand_over()
-        newest = link.wait_for_version(newest.version + 1)
+        newest = link.wait_for_parameters(other_than=newest.version)

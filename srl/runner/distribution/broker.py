@@ -40,6 +40,8 @@ KEEP_FINISHED_S = 7 * 24 * 3600
 MESSAGE_STEPS = 128
 """Transitions that an actor sends at once: enough for few broker commands, few enough to stay fresh."""
 RESTORED_SEQUENCES = 1_000
+LAST_BACKLOGS = 4
+"""How many times its limit a backlog may be above that with what stopping actors still have."""
 HISTORY_LENGTH = 100_000
 EVENT_LENGTH = 100
 FINAL_STATES = ("done", "failed", "cancelled")
@@ -366,13 +368,14 @@ class Broker:
 
     # --- experience, parameters, checkpoints --------------------------------------------------------
 
-    def send(self, lease: Lease, message: bytes) -> Reply:
+    def send(self, lease: Lease, message: bytes, *, is_last: bool = False) -> Reply:
         """Add an experience message to the backlog, unless that is full (`Reply.sent`).
 
         It counts what messages hold, whatever compression saves. An empty backlog takes any message, so that one
-        above the limit is not stuck for ever.
+        above the limit is not stuck for ever. One of the last of an actor that stops may be above the limit too.
         """
-        return self._fenced(scripts.SEND, lease, "experience", [message, unpacked_bytes(message)])
+        above = LAST_BACKLOGS if is_last else 0
+        return self._fenced(scripts.SEND, lease, "experience", [message, unpacked_bytes(message), above])
 
     def receive(self, task: str, after: str, count: int, block_ms: int) -> list[tuple[str, bytes]]:
         """Return (id, message) of what came after an id; waits up to `block_ms` for the first.

@@ -29,6 +29,7 @@ from srl.runner.distribution.broker import (
     persist,
 )
 from srl.runner.distribution.wire import decode_tree
+from srl.runner.distribution.work_dir import task_directory
 from srl.runner.status import TrainerStatus
 
 logger = logging.getLogger("srl")
@@ -180,29 +181,34 @@ def restore_from_directories(broker: Broker, work_dir: Path) -> None:
     A task that has ended is known for days, and then its folder is removed; older ones are not brought back.
     """
     for directory in work_dir.iterdir() if work_dir.is_dir() else ():
-        task, file = directory.name, directory / TASK_FILE
-        if not broker.is_safe(task) or not file.exists() or broker.task_fields(task):
+        file = directory / TASK_FILE
+        if not broker.is_safe(directory.name) or not file.exists() or broker.task_fields(directory.name):
             continue
         if time.time() - file.stat().st_mtime > KEEP_FINISHED_S / 2:
             continue
-        try:
-            kept = json.loads(file.read_bytes())
-            checkpoint = directory / CHECKPOINT_FILE
-            epoch, _, nonce = kept["token"].partition(":")
-            lease = Lease(task, "trainer", 0, f"{int(epoch) + 1}:{nonce}")
-            kept["progress"].pop(
-                "stored", None
-            )  # the memory's files are newer, and what came since is in them for good
-            found = checkpoint.read_bytes() if checkpoint.exists() else b""
-            if found:
-                decode_tree(found)  # one that is damaged would end the run
-            restored = restore_task(broker, lease, kept, (kept["version"], b""), found)
-        except (OSError, ValueError, KeyError, TypeError, ProtocolError) as error:
-            logger.error("trainer: the task in %s cannot be restored: %r", directory, error)
-            continue
-        if restored:
-            broker.release(lease)
-            logger.warning("trainer: the broker had lost task %s; restored it from %s", task, directory)
+        with task_directory(work_dir, directory.name) as unused:
+            if unused is not None:  # else its trainer lives, and restores it itself
+                _restore_from(broker, directory)
+
+
+def _restore_from(broker: Broker, directory: Path) -> None:
+    checkpoint = directory / CHECKPOINT_FILE
+    try:
+        kept = json.loads((directory / TASK_FILE).read_bytes())
+        epoch, _, nonce = kept["token"].partition(":")
+        lease = Lease(directory.name, "trainer", 0, f"{int(epoch) + 1}:{nonce}")
+        # The memory's files are newer than this copy, and what they hold is not coming again.
+        kept["progress"].pop("stored", None)
+        found = checkpoint.read_bytes() if checkpoint.exists() else b""
+        if found:
+            decode_tree(found)  # one that is damaged would end the run
+        restored = restore_task(broker, lease, kept, (kept["version"], b""), found)
+    except (OSError, ValueError, KeyError, TypeError, ProtocolError) as error:
+        logger.error("trainer: the task in %s cannot be restored: %r", directory, error)
+        return
+    if restored:
+        broker.release(lease)
+        logger.warning("trainer: the broker had lost task %s; restored it from %s", directory.name, directory)
 
 
 class Heartbeat:

@@ -175,10 +175,11 @@ end
     + _REPLY
 )
 
+# ARGV: message, its bytes unpacked, how many times the backlog's limit it may be above that.
 SEND = (
     _FENCE
     + """
-if tonumber(ARGV[4]) <= room then
+if tonumber(ARGV[4]) <= room + tonumber(ARGV[5]) * tonumber(task[5]) then
   redis.call('XADD', KEYS[2], '*', 'd', ARGV[3])
   redis.call('HINCRBY', KEYS[1], 'sent_bytes', ARGV[4])
   sent = 1
@@ -213,7 +214,10 @@ redis.call('HINCRBY', KEYS[2], 'id', 1)
 ADD_HISTORY = (
     _FENCE
     + """
-redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'row', ARGV[3])
+local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
+if not last or last[2][2] ~= ARGV[3] then  -- else its answer was lost, and it is called again
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], '*', 'row', ARGV[3])
+end
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], 'evaluation', ARGV[5]) end
 """
     + _REPLY

@@ -38,6 +38,8 @@ CHECKPOINT_SHARE = 0.01
 """Most of its time that the learning loop may spend on checkpoints."""
 PARAMETER_BYTES_PER_S = 1_000_000
 """Most that parameters may take of the network, for each actor that fetches them."""
+KNOWN_ACTORS = 20_000
+"""Actors whose newest message is remembered; each one that is started anew is another."""
 MESSAGES_AT_ONCE = 32
 BLOCK_MS = 200
 
@@ -227,7 +229,11 @@ class TrainerSession:
             received_bytes = self._position.received_bytes + sum(unpacked_bytes(message) for _, message in messages)
             self._stored = self._trainer.memory.position
             self._messages_lost += lost
-            self._sequences |= fresh
+            for actor, sequence in fresh.items():
+                self._sequences.pop(actor, None)
+                self._sequences[actor] = sequence  # in order of who was heard last
+            while len(self._sequences) > KNOWN_ACTORS:
+                del self._sequences[next(iter(self._sequences))]
             self._env_steps += sum(experience.env_steps for experience in arrived)
             self._episodes += len(rewards)
             self._episode_rewards += rewards
@@ -300,6 +306,7 @@ class TrainerSession:
                     # The stream is another one now, and nothing of it is counted yet.
                     self._restored = self._keeper.restored
                     self._position = self._committed = Position("0", 0, {})
+                    self._stored_already = 0
                 position, progress, sequences = self._position, self._progress(), dict(self._sequences)
             if parameters is None and position is self._committed:
                 return True

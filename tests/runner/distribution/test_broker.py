@@ -461,6 +461,23 @@ def test_a_server_that_lost_its_last_second_does_not_block_or_open_the_backlog(b
         [(last, _)] = broker.receive(task, "0", 9, 1)
 
 
+def test_what_stopping_actors_still_have_is_taken_above_the_limit_but_not_without_end(broker: Broker) -> None:
+    task = create(broker)
+    acquire(broker, task)
+    actor = acquire(broker, task, "actor")
+    assert broker.send(actor, bytes(LIMIT)).sent and not broker.send(actor, bytes(10)).sent
+    taken = [broker.send(actor, bytes(LIMIT), is_last=True).sent for _ in range(10)]
+    assert taken == [True] * broker_module.LAST_BACKLOGS + [False] * (10 - broker_module.LAST_BACKLOGS)
+
+
+def test_a_row_whose_answer_was_lost_is_there_once(broker: Broker) -> None:
+    task = create(broker)
+    trainer = acquire(broker, task)
+    for row in ({"train": 1}, {"train": 1}, {"train": 2}, {"train": 1}):
+        broker.add_history(trainer, row)
+    assert [row["train"] for row in broker.history(task)] == [1, 2, 1]
+
+
 # --- parameters, counters, history ----------------------------------------------------------------------
 
 

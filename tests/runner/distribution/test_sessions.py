@@ -478,10 +478,21 @@ def test_a_memory_that_does_not_fit_the_trainer_is_an_error_at_the_client(
         manager.train_wait(progress=False, timeout=20)
 
 
-def test_an_actor_that_stops_before_a_full_backlog_says_what_is_lost(
+def test_an_actor_that_stops_before_a_full_backlog_loses_nothing(server: EmbeddedBroker, broker: Broker) -> None:
+    manager = start(server.parameters)
+    publish(broker, acquire(broker, manager.task, "trainer"), version=1)
+    before = Counted.steps
+    with working(server.parameters, "actor"):
+        until(lambda: "backlog is full" in str(manager.get_status().actors))
+    sent = sum(decode_experience(data).env_steps for _, data in receive(broker, manager.task))
+    assert sent == Counted.steps - before
+
+
+def test_an_actor_that_cannot_send_what_it_has_when_it_stops_says_what_is_lost(
     server: EmbeddedBroker, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(actor_link, "FLUSH_S", 0.1)
+    monkeypatch.setattr(broker_module, "LAST_BACKLOGS", 0)
     manager = start(server.parameters)
     publish(broker, acquire(broker, manager.task, "trainer"), version=1)
     before = Counted.steps
