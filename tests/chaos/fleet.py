@@ -66,7 +66,7 @@ class Server:
         )
         with (self._directory / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [str(embedded._find_server()), "-"], stdin=subprocess.PIPE, stdout=log, stderr=log
+                [str(embedded.find_server()), "-"], stdin=subprocess.PIPE, stdout=log, stderr=log
             )
         assert self.process.stdin is not None
         self.process.stdin.write(configuration.encode())

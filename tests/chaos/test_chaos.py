@@ -79,7 +79,7 @@ def disturb(fleet: Fleet, rng: random.Random, kills: int, roles: dict[str, int])
 def test_a_killed_server_comes_back_and_the_run_goes_on(tmp_path: Path, kills: int, append_only: bool) -> None:
     rng = seeded()
     with Fleet(tmp_path, actors=2, append_only=append_only) as fleet:
-        task = create(fleet)
+        task, counters_went_back = create(fleet), False
         fleet.start()
         for _ in range(kills):
             fleet.wait_for_steps(rng.randrange(500, 5_000))
@@ -92,7 +92,8 @@ def test_a_killed_server_comes_back_and_the_run_goes_on(tmp_path: Path, kills: i
             time.sleep(rng.uniform(0.0, 3.0))
             is_alone = rng.random() < 0.5
             if not is_alone:
-                fleet.kill(fleet.trainer)  # what is on the volume is enough
+                fleet.kill(fleet.trainer)  # what is on the volume is enough, though it is a moment old
+                counters_went_back = True
             fleet.server.start()
             fleet.start()
             until(lambda: fleet.progress, what="the task's return")
@@ -104,7 +105,7 @@ def test_a_killed_server_comes_back_and_the_run_goes_on(tmp_path: Path, kills: i
         taken, inserted = fleet.check_every_step(killed_actors=0, losses=True)
         print(f"of {taken} steps {inserted} were inserted; lost messages: {fleet.progress['messages_lost']}")
         set_target(fleet, task, fleet.progress["train_count"] + 2_000)
-        finish(fleet, task)
+        finish(fleet, task, counters_went_back=counters_went_back)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_bad_network_loses_nothing(tmp_path: Path, outages_s: list[float]) -> 
             finish(fleet, task)
 
 
-def finish(fleet: Fleet, task: str) -> None:
+def finish(fleet: Fleet, task: str, *, counters_went_back: bool = False) -> None:
     """Let the run end at the count it was asked for, and check what everybody says of that."""
     fleet.start()
     target = int(fleet.broker.task_fields(task)["target_train_count"])
@@ -153,7 +154,8 @@ def finish(fleet: Fleet, task: str) -> None:
     until(lambda: f"the client saw: done {target}" in fleet.client.output, what="the client's end")
     rows = srl.Runner.load_history(fleet.directory / "history").rows
     steps = [row["step"] for row in rows if row["role"] == "trainer"]
-    assert steps == sorted(steps) and rows[-1]["train"] == target
+    assert counters_went_back or steps == sorted(steps)
+    assert rows[-1]["train"] == target
     saved = sorted(int(path.name) for path in (fleet.directory / "checkpoints").iterdir() if path.name.isdigit())
     assert saved[-1] == target
 

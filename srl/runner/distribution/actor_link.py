@@ -19,6 +19,7 @@ import msgspec
 from srl.base.algorithm import Tree
 from srl.base.segment import Segment
 from srl.runner.actor import Produced
+from srl.runner.alive import give_sign_of_life
 from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, Lease, Reply, outlast
 from srl.runner.distribution.keeper import BEAT_S
 from srl.runner.distribution.trainer_session import Rates
@@ -123,6 +124,7 @@ class ActorLink:
         self._waiting_for = f"the trainer's {what} parameters"
         self._known_version = other_than
         while not (self.stopping or self._has_other):
+            give_sign_of_life()
             self._parameters_ready.clear()
             if not self._has_other:
                 self._parameters_ready.wait(POLL_S)
@@ -138,6 +140,7 @@ class ActorLink:
 
     def collect(self, produced: Produced, version: int) -> None:
         """Collect what a step made, for the next message."""
+        give_sign_of_life()
         pending = self._pending
         if not pending.segments and not pending.env_steps:
             self._pending_since_s = time.monotonic()
@@ -166,6 +169,7 @@ class ActorLink:
         """Hand what was collected over as a message; waits while another one waits to be sent."""
         message = self._take_message()
         while not self._over.is_set():
+            give_sign_of_life()
             try:
                 self._messages.put(message, timeout=POLL_S)
                 return

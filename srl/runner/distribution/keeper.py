@@ -19,6 +19,7 @@ import msgspec
 
 from srl.base.algorithm import Memory
 from srl.base.errors import ProtocolError
+from srl.runner.alive import give_sign_of_life
 from srl.runner.distribution.broker import (
     KEEP_FINISHED_S,
     Broker,
@@ -235,6 +236,7 @@ class Heartbeat:
         keeper = self._keeper
         try:
             while not self._ended.is_set():
+                give_sign_of_life()
                 keeper.ask(lambda: keeper.broker.beat(keeper.lease, self._text))
                 self._ended.wait(BEAT_S)
         except BaseException as error:

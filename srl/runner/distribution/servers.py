@@ -3,6 +3,7 @@
 `trainer_run_forever` and `actor_run_forever` are what containers, the command line and `train_mp` run.
 """
 
+import functools
 import logging
 import os
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from srl.base.errors import ConfigError, EnvError, MissingExtraError, ProtocolError, SrlError
+from srl.runner.alive import give_sign_of_life
 from srl.runner.distribution.broker import (
     LEASE_MS,
     Broker,
@@ -148,7 +150,9 @@ def _serve_forever(
         logger.info("%s: waiting for tasks at %s", role, redis_params.address)
         while not halt.is_set():
             spare = role == "actor" and time.monotonic() - idle_since_s > SPARE_S
-            lease = persist(lambda: _find_work(broker, role, refused, spare), broker, halt)  # noqa: B023
+            give_sign_of_life()
+            find = functools.partial(_find_work, broker, role, refused, spare)
+            lease = persist(find, broker, halt, meanwhile=give_sign_of_life)
             if lease is None:
                 halt.wait(IDLE_S)
                 continue

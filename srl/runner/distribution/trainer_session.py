@@ -18,6 +18,7 @@ import numpy as np
 from srl.base.algorithm import Tree
 from srl.base.errors import ProtocolError
 from srl.base.segment import Segment
+from srl.runner.alive import give_sign_of_life
 from srl.runner.distribution.broker import (
     Committed,
     Position,
@@ -129,6 +130,7 @@ class TrainerSession:
             self._give_snapshot()
 
     def _is_ending(self) -> bool:
+        give_sign_of_life()  # every loop of the main thread asks this
         return self._stop.is_set() or self._over.is_set() or self._finished()
 
     def _give_snapshot(self) -> None:

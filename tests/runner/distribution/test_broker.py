@@ -38,7 +38,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedBroker]:
             installed = shutil.which("redis-server")
             if installed is None:
                 pytest.skip("no redis-server is installed")
-            patch.setattr(embedded, "_find_server", lambda: Path(installed))
+            patch.setattr(embedded, "find_server", lambda: Path(installed))
         with EmbeddedBroker(port=None if request.param == "unix" else 0) as running:
             yield running
 

@@ -169,7 +169,7 @@ def test_a_server_that_dies_shows_its_log(monkeypatch, tmp_path):
     broken = tmp_path / "server"
     broken.write_text("#!/bin/sh\necho 'cannot do this' >&2\nexit 3\n")
     broken.chmod(0o700)
-    monkeypatch.setattr(embedded, "_find_server", lambda: broken)
+    monkeypatch.setattr(embedded, "find_server", lambda: broken)
     broker = EmbeddedBroker()
     with pytest.raises(BrokerError, match=r"(?s)did not start.*cannot do this"):
         broker.start()
@@ -209,11 +209,11 @@ def test_no_server_names_the_extra(monkeypatch):
 
 
 def test_a_server_on_the_path_is_used_without_the_wheel(monkeypatch, tmp_path):
-    wheel = embedded._find_server()
+    wheel = embedded.find_server()
     (tmp_path / "redis-server").symlink_to(wheel)
     monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert embedded._find_server() == tmp_path / "redis-server"
+    assert embedded.find_server() == tmp_path / "redis-server"
     with EmbeddedBroker() as broker, broker.parameters.connect() as client:
         assert client.ping()
 
