@@ -6,6 +6,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -143,7 +144,7 @@ def connect(target: tuple[Kubectl, Path], port: int) -> None:
             raise SrlError(f"port {port} of this machine is in use; choose another one with --port")
         reason = done.stderr.strip().splitlines()[-1:] or ["the connection ended"]
         click.echo(f"{reason[0]}; connecting again", err=True)
-        time.sleep(max(0.0, RECONNECT_S - (time.monotonic() - started_s)))
+        threading.Event().wait(max(0.0, RECONNECT_S - (time.monotonic() - started_s)))
 
 
 @deploy.command()
