@@ -39,7 +39,8 @@ class _Commands(click.Group):
                 raise
             if os.environ.get("SRL_DEBUG"):
                 traceback.print_exc()
-            words = str(error) if isinstance(error, SrlError) else f"the broker was lost or refused a command: {error}"
+            is_from_redis = not isinstance(error, SrlError | OSError)
+            words = f"the broker was lost or refused a command: {error}" if is_from_redis else str(error)
             click.echo(f"Error: {words}", err=True)
             ctx.exit(code)
 
@@ -50,6 +51,8 @@ def _exit_code(error: Exception) -> int | None:
         return EXIT_BROKER
     if isinstance(error, SrlError):
         return EXIT_FAILED if isinstance(error, WorkerError) else EXIT_BAD_INPUT
+    if isinstance(error, OSError) and error.filename is not None:
+        return EXIT_BAD_INPUT  # a path that cannot be read or written
     redis: Any = sys.modules.get("redis")
     return EXIT_BROKER if redis is not None and isinstance(error, redis.RedisError) else None
 
@@ -75,7 +78,7 @@ def cli() -> None:
     Exit codes:
       0    done; for a trainer or an actor also: stopped in order by a signal
       1    the run failed or was cancelled
-      2    bad input: an option, a setting, an env, a checkpoint, a package that is missing
+      2    bad input: an option, a setting, an env, a path, a checkpoint, a package that is missing
       3    the broker cannot be reached, refused, or was lost
       4    no such task
       130  interrupted (Ctrl-C), 143 terminated (SIGTERM)

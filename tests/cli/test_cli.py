@@ -240,6 +240,9 @@ def test_train_evaluate_plot_and_resume(tmp_path: Path) -> None:
     assert re.search(
         "no numbers called 'rewad0'; did you mean 'reward0'", srl("plot", "run", "--left", "rewad0").output
     )
+    for command in (("evaluate", "run", "--gif", "a.svg/a.gif"), ("plot", "run", "--output", "a.svg/a.png")):
+        nowhere = srl(*command)
+        assert nowhere.exit_code == 2 and "a.svg" in nowhere.stderr and "Traceback" not in nowhere.stderr
 
     refused = srl(*train, "--max-train-count", "64")
     assert refused.exit_code == 2 and "--resume" in refused.output
