@@ -75,37 +75,28 @@ def fail_over(arguments: argparse.Namespace) -> None:
         def updates() -> int:
             return manager.get_status().train_count
 
-        def kill(name: str) -> Callable[[], None]:
-            def act() -> None:
-                process = workers.pids[name]
-                os.kill(process, signal.SIGKILL)
-                until(lambda: is_dead(process))
-                workers.check()
-
-            return act
-
-        def kill_broker() -> None:
-            process = broker.pid
-            os.kill(process, signal.SIGKILL)
-            until(lambda: is_dead(process))
+        def goes_on(counter: Callable[[], int], seen: int) -> bool:
             broker.check()
+            workers.check()  # which start again what has died
+            return patiently(counter) > seen
 
+        # The bound on restarts is for workers that cannot run at all.
+        workers.restarts.most = broker.restarts.most = 10**6
         until(lambda: updates() > 1_000)
-        roles: dict[str, tuple[Callable[[], None], Callable[[], int]]] = {
-            "trainer": (kill("trainer"), updates),
-            "actor": (kill("actor-0"), steps),
-            "broker (comes back empty)": (kill_broker, steps),
+        roles: dict[str, tuple[Callable[[], int], Callable[[], int]]] = {
+            "trainer": (lambda: workers.pids["trainer"], updates),
+            "actor": (lambda: workers.pids["actor-0"], steps),
+            "broker (comes back empty)": (lambda: broker.pid, steps),
         }
-        for role, (act, counter) in roles.items():
+        for role, (process, counter) in roles.items():
             times_s = []
             for _ in range(arguments.kills):
                 until(lambda: manager.get_status().trainer is not None and manager.get_status().actors)
                 seen = counter()
                 until(lambda seen=seen, counter=counter: counter() > seen)
-                started_s = time.monotonic()
-                act()
-                seen = patiently(counter)
-                until(lambda seen=seen, counter=counter: patiently(counter) > seen)
+                os.kill(process(), signal.SIGKILL)
+                started_s, seen = time.monotonic(), patiently(counter)
+                until(lambda seen=seen, counter=counter: goes_on(counter, seen))
                 times_s.append(time.monotonic() - started_s)
             print(
                 f"{role}: goes on after {statistics.median(times_s):.1f} s ({min(times_s):.1f} to {max(times_s):.1f})"
@@ -127,7 +118,7 @@ def killed_actors(arguments: argparse.Namespace) -> None:
                     kills += 1
 
             # The bound on restarts is for workers that cannot run at all.
-            workers.most_restarts = 10**6
+            workers.restarts.most = 10**6
             started_s = time.monotonic()
             killer = threading.Thread(target=kill)
             killer.start()
@@ -207,14 +198,6 @@ def patiently(count: Callable[[], int]) -> int:
         return count()
     except SrlError:
         return -1
-
-
-def is_dead(process: int) -> bool:
-    """Whether a child has ended; it stays a zombie until it is waited for."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def resident_bytes(process: int) -> int:

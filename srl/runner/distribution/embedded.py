@@ -22,12 +22,12 @@ from typing import Self
 
 from srl.base.errors import BrokerError, ConfigError, MissingExtraError
 from srl.runner.distribution.parameters import RedisParameters
+from srl.runner.distribution.restarts import Restarts
 
 _logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 15.0
 _STOP_TIMEOUT_S = 5.0
-_MOST_RESTARTS = 3
 _MAX_SOCKET_PATH = 100
 """Systems take 104 to 108 bytes."""
 
@@ -60,7 +60,7 @@ class EmbeddedBroker:
         self._password = secrets.token_hex(32)
         self._folder: Path | None = None
         self._server: _Server | None = None
-        self._restarts = 0
+        self.restarts = Restarts()
         if port is not None and not RedisParameters(host=host).is_local:
             raise ConfigError(f"an embedded broker listens on this machine only, not on {host!r}; run a server there")
 
@@ -133,9 +133,8 @@ class EmbeddedBroker:
         if self._server is None or self._server.process.poll() is None:
             return
         tail = self._server.log_tail()
-        if self._restarts == _MOST_RESTARTS:
+        if not self.restarts.allows("server"):
             raise BrokerError(f"the embedded broker ended, again; its log ends:\n{tail}")
-        self._restarts += 1
         _logger.error("the embedded broker ended and is started again; its log ends:\n%s", tail)
         self.stop()
         self.start()

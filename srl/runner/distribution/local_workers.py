@@ -12,17 +12,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from srl.base.errors import WorkerError
 from srl.runner.distribution.parameters import RedisParameters
+from srl.runner.distribution.restarts import Restarts
 from srl.runner.distribution.servers import actor_environment
 from srl.runner.plugins import PLUGINS_VARIABLE
 
 logger = logging.getLogger("srl")
 
 STOP_S = 10.0
-RESTARTS_WITHIN_S = 60.0
 
 
 class LocalWorkers:
@@ -48,10 +47,7 @@ class LocalWorkers:
         self._allow = allow
         self._work_dir = work_dir
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.most_restarts = 3
-        """A worker that ends by itself more often than this within a minute is given up."""
-        self._ended_s: dict[str, list[float]] = {}
-        self._logs: list[IO[bytes]] = []
+        self.restarts = Restarts()
 
     def __enter__(self) -> "LocalWorkers":
         self._log_dir.mkdir(parents=True, exist_ok=True)
@@ -75,8 +71,6 @@ class LocalWorkers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for log in self._logs:
-            log.close()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -94,10 +88,7 @@ class LocalWorkers:
                 continue
             path = self._log_dir / f"{name}.log"
             tail = "\n".join(path.read_text(errors="replace").splitlines()[-20:])
-            now_s = time.monotonic()
-            recent = [ended_s for ended_s in self._ended_s.get(name, []) if now_s - ended_s < RESTARTS_WITHIN_S]
-            self._ended_s[name] = [*recent, now_s]
-            if len(recent) >= self.most_restarts:
+            if not self.restarts.allows(name):
                 raise WorkerError(f"{name} ended with exit code {code}, again; the end of {path}:\n{tail}")
             logger.error("%s ended with exit code %d and is started again; the end of %s:\n%s", name, code, path, tail)
             assert process.stdin is not None
@@ -117,14 +108,13 @@ class LocalWorkers:
             environment |= actor_environment()
         elif self._work_dir is not None:
             command.append(str(self._work_dir))
-        log = (self._log_dir / f"{name}.log").open("ab")
-        self._logs.append(log)
-        self._processes[name] = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            # A signal to the terminal's group reaches us alone; we stop the workers in order.
-            start_new_session=True,
-        )
+        with (self._log_dir / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                # A signal to the terminal's group reaches us alone; we stop the workers in order.
+                start_new_session=True,
+            )
