@@ -32,7 +32,7 @@ lock: .venv/bin/python ## choose new versions of all dependencies
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --upgrade \
 		--extra all --extra test --custom-compile-command "make lock" -o requirements.lock pyproject.toml
-	echo setuptools | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
+	echo hatchling | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes \
 		--extra atari --extra embedded --custom-compile-command "make lock" -c requirements.lock \
 		-o deploy/requirements.lock pyproject.toml -
 

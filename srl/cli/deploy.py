@@ -1,29 +1,47 @@
-"""`srl deploy`: the workers on a Kubernetes cluster, by kubectl and the manifests under deploy/kubernetes."""
+"""`srl deploy`: the workers on a Kubernetes cluster, by kubectl and the manifests of deploy/kubernetes."""
 
 import base64
 import json
+import os
+import re
 import secrets
-import shutil
 import subprocess
-import sys
+import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from srl.base.errors import SrlError
+import srl
+from srl.base.errors import SrlError, WorkerError
+from srl.cli.kubectl import Kubectl, problems
 from srl.cli.options import DIRECTORY
 
 NAMESPACE = "srl"
+_IN = ("-n", NAMESPACE)
+IMAGES = ("srl-actor", "srl-trainer")
+WORKLOADS = "statefulsets,deployments"
+VERSION_LABEL = "app.kubernetes.io/version"
+POLL_S = 2.0
 RECONNECT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which cluster, and where the manifests are."""
+
+    kubectl: Kubectl
+    manifests: Path
 
 
 @click.group()
 @click.option("--context", help="kubectl's context; by default its current one.")
-@click.option("--manifests", type=DIRECTORY, default=Path("deploy/kubernetes"), show_default=True)
+@click.option("--manifests", type=DIRECTORY, help="In place of those that came with this srl (deploy/kubernetes).")
 @click.pass_context
-def deploy(click_context: click.Context, context: str | None, manifests: Path) -> None:
+def deploy(click_context: click.Context, context: str | None, manifests: Path | None) -> None:
     """Put broker, trainer and actors on a Kubernetes cluster, and reach them from here.
 
     \b
@@ -33,117 +51,119 @@ def deploy(click_context: click.Context, context: str | None, manifests: Path) -
       srl deploy scale 6
       srl deploy delete
     """  # noqa: D301
-    click_context.obj = Kubectl(context), manifests
+    click_context.obj = Target(Kubectl(context), manifests or _own_manifests())
 
 
-class Kubectl:
-    """Runs kubectl in one context; what goes wrong is one message."""
-
-    def __init__(self, context: str | None) -> None:
-        self._context = [] if context is None else ["--context", context]
-
-    def command(self, *arguments: str) -> list[str]:
-        """Return a command line."""
-        found = shutil.which("kubectl")
-        if found is None:
-            raise SrlError("kubectl is not installed; see https://kubernetes.io/docs/tasks/tools/")
-        return [found, *self._context, *arguments]
-
-    def run(self, *arguments: str, text: str | None = None) -> str:
-        """Run it, with `text` as its input, and return its output."""
-        done = subprocess.run(self.command(*arguments), input=text, capture_output=True, text=True)
-        if done.returncode:
-            raise SrlError(f"kubectl {' '.join(arguments)} failed: {done.stderr.strip()}")
-        return done.stdout
-
-    def show(self, *arguments: str) -> None:
-        """Run it for people to see."""
-        if subprocess.run(self.command(*arguments)).returncode:
-            raise SrlError(f"kubectl {' '.join(arguments)} failed")
-
-    def name_of_context(self) -> str:
-        """Return which cluster this is about."""
-        return self._context[1] if self._context else self.run("config", "current-context").strip()
+_overlay = click.argument("overlay")
+_registry = click.option("--registry", help="Where the images are: REGISTRY/srl-actor, REGISTRY/srl-trainer.")
+_tag = click.option("--tag", help="Of the images.")
 
 
 @deploy.command()
-@click.argument("overlay")
+@_overlay
+@_registry
+@_tag
 @click.pass_obj
-def render(target: tuple[Kubectl, Path], overlay: str) -> None:
-    """Print the manifests of an overlay (docker-desktop, kind, gke, or a directory of your own)."""
-    click.echo(_render(*target, overlay), nl=False)
+def render(target: Target, overlay: str, registry: str | None, tag: str | None) -> None:
+    """Print the manifests of an overlay (docker-desktop, kind, gke, ... or a directory of your own)."""
+    click.echo(_render(target, overlay, registry, tag), nl=False)
 
 
 @deploy.command()
-@click.argument("overlay")
+@_overlay
+@_registry
+@_tag
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--upgrade", is_flag=True, help="Also where another version of SRL is deployed.")
+@click.option("--timeout", "timeout_s", default=600.0, show_default=True, help="Seconds to wait for the pods; 0: none.")
 @click.pass_obj
-def apply(target: tuple[Kubectl, Path], overlay: str, yes: bool) -> None:
-    """Create or change what an overlay says, with a random password for the broker the first time."""
-    kubectl, _ = target
-    rendered = _render(*target, overlay)
+def apply(
+    target: Target, overlay: str, registry: str | None, tag: str | None, yes: bool, upgrade: bool, timeout_s: float
+) -> None:
+    """Create or change what an overlay says, and wait until all pods are ready.
+
+    The first time it makes a random password for the broker. What it changes in a running deployment is
+    replaced pod by pod; the run goes on.
+    """
+    kubectl = target.kubectl
+    rendered = _render(target, overlay, registry, tag)
+    deployed = _deployed_version(kubectl)
+    if deployed not in (None, srl.__version__) and not upgrade:
+        raise SrlError(
+            f"the cluster has SRL {deployed}, this is SRL {srl.__version__}; --upgrade replaces it, and tasks that run "
+            "there end where the two do not understand each other"
+        )
     if not yes:
         click.confirm(f"Apply {overlay} to the cluster {kubectl.name_of_context()!r}?", abort=True)
     kubectl.run("apply", "-f", "-", text=json.dumps(_namespace()))
-    if not kubectl.run("-n", NAMESPACE, "get", "secret", "srl-broker", "--ignore-not-found", "-o", "name"):
-        # By its input: arguments can be seen by everybody on this machine.
-        kubectl.run("create", "-f", "-", text=json.dumps(_secret(secrets.token_urlsafe(24))))
-        click.echo("a password for the broker was made (secret srl-broker)")
-    click.echo(kubectl.run("apply", "-f", "-", text=rendered), nl=False)
-    click.echo("next: srl deploy status, srl deploy connect")
+    try:
+        if not kubectl.run(*_IN, "get", "secret", "srl-broker", "--ignore-not-found", "-o", "name"):
+            # By its input: arguments can be seen by everybody on this machine.
+            kubectl.run("create", "-f", "-", text=json.dumps(_secret(secrets.token_urlsafe(24))))
+            click.echo("a password for the broker was made (secret srl-broker)")
+        click.echo(kubectl.run("apply", "-f", "-", text=rendered), nl=False)
+    except SrlError as error:
+        raise SrlError(
+            f"{error}\nwhat was made before that is still there: mend the cause and apply again, or srl deploy delete"
+        ) from error
+    if timeout_s:
+        _wait_until_ready(kubectl, timeout_s)
+    click.echo("next: srl deploy connect")
 
 
 @deploy.command()
 @click.pass_obj
-def status(target: tuple[Kubectl, Path]) -> None:
-    """Show pods, volumes and services."""
-    target[0].show("-n", NAMESPACE, "get", "pods,persistentvolumeclaims,services", "-o", "wide")
+def status(target: Target) -> None:
+    """Show pods, volumes and services, and what keeps pods from running."""
+    target.kubectl.show(*_IN, "get", "pods,persistentvolumeclaims,services", "-o", "wide")
+    for text in problems(target.kubectl.items("pods", *_IN))[0]:
+        click.echo(text)
 
 
 @deploy.command()
 @click.argument("actors", type=click.IntRange(min=0))
 @click.pass_obj
-def scale(target: tuple[Kubectl, Path], actors: int) -> None:
+def scale(target: Target, actors: int) -> None:
     """Change the number of actors, also while a task runs."""
-    click.echo(target[0].run("-n", NAMESPACE, "scale", "deployment/srl-actor", f"--replicas={actors}"), nl=False)
+    click.echo(target.kubectl.run(*_IN, "scale", "deployment/srl-actor", f"--replicas={actors}"), nl=False)
 
 
 @deploy.command()
 @click.argument("role", type=click.Choice(("trainer", "actor", "broker")))
 @click.option("--follow", "-f", is_flag=True)
 @click.pass_obj
-def logs(target: tuple[Kubectl, Path], role: str, follow: bool) -> None:
+def logs(target: Target, role: str, follow: bool) -> None:
     """Show what the pods of a role say."""
     options = ["--follow"] if follow else []
-    target[0].show("-n", NAMESPACE, "logs", "--prefix", "--tail=100", "-l", f"app.kubernetes.io/name={role}", *options)
+    target.kubectl.show(*_IN, "logs", "--prefix", "--tail=100", "-l", f"app.kubernetes.io/name={role}", *options)
 
 
 @deploy.command()
 @click.option("--port", default=6379, show_default=True, help="On this machine.")
 @click.pass_obj
-def connect(target: tuple[Kubectl, Path], port: int) -> None:
+def connect(target: Target, port: int) -> None:
     """Forward a local port to the broker until stopped, and say how to use it; reconnects by itself."""
-    kubectl, _ = target
-    namespace = ["-n", NAMESPACE]
-    encoded = kubectl.run(*namespace, "get", "secret", "srl-broker", "-o", "jsonpath={.data.password}")
+    kubectl = target.kubectl
+    encoded = kubectl.run(*_IN, "get", "secret", "srl-broker", "-o", "jsonpath={.data.password}")
     if not base64.b64decode(encoded):
         raise SrlError("the secret srl-broker has no password; apply an overlay first: srl deploy apply")
-    command = " ".join(kubectl.command(*namespace)[1:])
+    command = " ".join(["kubectl", *kubectl.command(*_IN)[1:]])
     click.echo(
         f"In another terminal:\n\n"
         f"  export SRL_REDIS_URL=redis://127.0.0.1:{port}\n"
-        f"  export SRL_REDIS_PASSWORD=$(kubectl {command} get secret srl-broker "
+        f"  export SRL_REDIS_PASSWORD=$({command} get secret srl-broker "
         "-o jsonpath='{.data.password}' | base64 -d)\n\n"
         "and then your script with RedisParameters(), srl train, srl watch, ...\n"
     )
+    told = ""
     while True:
         started_s = time.monotonic()
-        forward = kubectl.command(*namespace, "port-forward", "service/srl-broker", f"{port}:6379")
-        done = subprocess.run(forward, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if "address already in use" in done.stderr:
+        reason = _forward(kubectl.command(*_IN, "port-forward", "service/srl-broker", f"{port}:6379"))
+        if "address already in use" in reason:
             raise SrlError(f"port {port} of this machine is in use; choose another one with --port")
-        reason = done.stderr.strip().splitlines()[-1:] or ["the connection ended"]
-        click.echo(f"{reason[0]}; connecting again", err=True)
+        if reason != told:
+            click.echo(f"{reason}; connecting again", err=True)
+            told = reason
         threading.Event().wait(max(0.0, RECONNECT_S - (time.monotonic() - started_s)))
 
 
@@ -151,33 +171,99 @@ def connect(target: tuple[Kubectl, Path], port: int) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--keep-data", is_flag=True, help="Keep the volumes, with the replay memory and the tasks.")
 @click.pass_obj
-def delete(target: tuple[Kubectl, Path], yes: bool, keep_data: bool) -> None:
+def delete(target: Target, yes: bool, keep_data: bool) -> None:
     """Remove everything from the cluster, volumes included unless told otherwise."""
-    kubectl, _ = target
+    kubectl = target.kubectl
     if not yes:
         what = "all but the volumes" if keep_data else "everything, volumes included"
         click.confirm(f"Delete {what} of SRL from the cluster {kubectl.name_of_context()!r}?", abort=True)
     if keep_data:
         kinds = "statefulsets,deployments,services,configmaps,networkpolicies"
-        click.echo(kubectl.run("-n", NAMESPACE, "delete", kinds, "-l", "app.kubernetes.io/part-of=srl"), nl=False)
+        click.echo(kubectl.run(*_IN, "delete", kinds, "-l", "app.kubernetes.io/part-of=srl"), nl=False)
         return
+    claims = [item["spec"].get("volumeName") for item in kubectl.items("persistentvolumeclaims", *_IN)]
     click.echo(kubectl.run("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=true"), nl=False)
-    left = kubectl.run("get", "persistentvolumes", "-o", "json")
-    claims = [item["spec"].get("claimRef", {}) for item in json.loads(left)["items"]]
-    kept = sum(claim.get("namespace") == NAMESPACE for claim in claims)
+    # A volume whose class says so goes with its claim, a moment later.
+    left = [v for v in kubectl.items("persistentvolumes") if v["metadata"]["name"] in claims]
+    kept = [v["metadata"]["name"] for v in left if v["spec"]["persistentVolumeReclaimPolicy"] == "Retain"]
     if kept:
-        click.echo(f"{kept} volumes are kept by their reclaim policy and may cost: kubectl get persistentvolumes")
-    sys.stdout.flush()
+        click.echo(f"kept by their reclaim policy, and may cost: kubectl delete persistentvolume {' '.join(kept)}")
 
 
-def _render(kubectl: Kubectl, manifests: Path, overlay: str) -> str:
-    own, known = Path(overlay), manifests / "overlays" / overlay
-    directory = known if known.is_dir() else own
+def _own_manifests() -> Path:
+    """Return the manifests of this srl: beside its modules where it was installed, in the repository where not."""
+    package = Path(srl.__file__).parent
+    installed = package / "kubernetes"
+    return installed if installed.is_dir() else package.parent / "deploy" / "kubernetes"
+
+
+def _render(target: Target, overlay: str, registry: str | None, tag: str | None) -> str:
+    own, overlays = Path(overlay), target.manifests / "overlays"
+    directory = overlays / overlay if (overlays / overlay).is_dir() else own
     if not (directory / "kustomization.yaml").exists():
-        overlays = sorted(path.name for path in (manifests / "overlays").glob("*/")) if manifests.is_dir() else []
-        hint = f"overlays there: {', '.join(overlays)}" if overlays else f"there is no {manifests}; see --manifests"
-        raise SrlError(f"{overlay!r} is neither an overlay of {manifests} nor a directory with one; {hint}")
-    return kubectl.run("kustomize", str(directory))
+        known = sorted(path.name for path in overlays.glob("*/")) if overlays.is_dir() else []
+        hint = f"known: {', '.join(known)}" if known else f"there is no {overlays}; see --manifests"
+        raise SrlError(f"{overlay!r} is neither an overlay nor a directory with a kustomization.yaml; {hint}")
+    images = [
+        {"name": name, **({"newName": f"{registry}/{name}"} if registry else {}), **({"newTag": tag} if tag else {})}
+        for name in IMAGES
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        # JSON is YAML. kustomize takes relative paths only, and resolves links before it compares.
+        kustomization = {
+            "resources": [os.path.relpath(directory.resolve(), Path(folder).resolve())],
+            "labels": [{"pairs": {VERSION_LABEL: srl.__version__}}],
+            "images": images if registry or tag else [],
+        }
+        Path(folder, "kustomization.yaml").write_text(json.dumps(kustomization))
+        return target.kubectl.run("kustomize", folder)
+
+
+def _deployed_version(kubectl: Kubectl) -> str | None:
+    labels = kubectl.run(
+        *_IN, "get", "deployment", "srl-actor", "--ignore-not-found", "-o", "jsonpath={.metadata.labels}"
+    )
+    return json.loads(labels).get(VERSION_LABEL) if labels else None
+
+
+def _wait_until_ready(kubectl: Kubectl, timeout_s: float) -> None:
+    """Wait for all pods, telling of what changes; raises `WorkerError` that says what keeps them from running."""
+    deadline_s, told = time.monotonic() + timeout_s, ""
+    while True:
+        waiting = [item["metadata"]["name"] for item in kubectl.items(WORKLOADS, *_IN) if not _is_ready(item)]
+        if not waiting:
+            click.echo("all pods are ready")
+            return
+        reasons, is_final = problems(kubectl.items("pods", *_IN))
+        text = f"waiting for {', '.join(waiting)}" + "".join(f"\n  {reason}" for reason in reasons)
+        if is_final or time.monotonic() > deadline_s:
+            raise WorkerError(f"not all pods are ready; srl deploy status shows them\n{text}")
+        if text != told:
+            click.echo(text)
+            told = text
+        threading.Event().wait(POLL_S)
+
+
+def _is_ready(workload: dict[str, Any]) -> bool:
+    status, wanted = workload["status"], workload["spec"]["replicas"]
+    counts = [status.get(name, 0) for name in ("replicas", "updatedReplicas", "readyReplicas")]
+    return counts == [wanted] * 3 and bool(status.get("observedGeneration", 0) >= workload["metadata"]["generation"])
+
+
+def _forward(command: list[str]) -> str:
+    """Forward a port until that ends or fails, and return why."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            reason = "the connection ended"
+            for line in process.stderr:
+                reason = line.strip()
+                # Some versions of kubectl go on although the pod is another one by now.
+                if re.search("an error occurred forwarding|lost connection", line):
+                    break
+        finally:
+            process.terminate()
+    return re.sub(r"^[IWE]\d+ .*?\] ", "", reason)
 
 
 def _namespace() -> dict[str, object]:
