@@ -41,10 +41,21 @@ def srl_deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
-def apply(overlay: str, registry: str | None = REGISTRY) -> str:
-    """Apply an overlay and wait until all pods are ready; returns what was said."""
+def apply(overlay: str, directory: Path, registry: str | None = REGISTRY) -> str:
+    """Apply an overlay and wait until all pods are ready; returns what was said.
+
+    It is an overlay of the user's own, in `directory`, that asks for less than whole cores: test clusters are small.
+    """
+    directory.mkdir(exist_ok=True)
+    theirs = Path(__file__).parents[2] / "deploy" / "kubernetes" / "overlays" / overlay
+    cpu = {"op": "replace", "path": "/spec/template/spec/containers/0/resources/requests/cpu", "value": "100m"}
+    kustomization = {
+        "resources": [os.path.relpath(theirs, directory.resolve())],
+        "patches": [{"target": {"kind": "(StatefulSet|Deployment)"}, "patch": json.dumps([cpu])}],
+    }
+    (directory / "kustomization.yaml").write_text(json.dumps(kustomization))
     place = ["--registry", registry] if registry else []
-    done = srl_deploy("apply", overlay, "--yes", "--tag", TAG, "--timeout", "300", *place)
+    done = srl_deploy("apply", str(directory), "--yes", "--tag", TAG, "--timeout", "300", *place)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

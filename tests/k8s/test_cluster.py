@@ -50,7 +50,7 @@ def cluster() -> None:
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The overlay `kind`, with all pods ready."""
     with volumes(tmp_path_factory.mktemp("volumes")):
-        assert "all pods are ready" in apply("kind")
+        assert "all pods are ready" in apply("kind", tmp_path_factory.mktemp("overlay"))
         yield
         if items("namespaces", "--field-selector=metadata.name=srl"):
             delete()
@@ -105,13 +105,15 @@ def test_whatever_happens_to_pods_the_run_ends_at_the_asked_count(deployed: None
         try:
             goes_on(manager, "the first update")
             for role in ("trainer", "broker", "actor"):
-                kubectl("-n", "srl", "delete", "pod", *pods(role), "--grace-period=0", "--force")
+                kubectl("-n", "srl", "delete", "pod", *pods(role), "--now")
                 goes_on(manager, f"an update after the {role}'s end")
             for replicas in (1, 6, 2):
                 assert srl_deploy("scale", str(replicas)).returncode == 0
                 until(lambda n=replicas: playing(manager) == n, 180, f"play of {replicas} actors")
             before = image_of("actor")
-            apply("kind", registry="localhost" if "localhost" not in before else None)  # the same image by another name
+            apply(
+                "kind", tmp_path / "overlay", registry="localhost" if "localhost" not in before else None
+            )  # the same image by another name
             assert image_of("actor") != before
             goes_on(manager, "an update after the new image")
             [node] = {item["spec"]["nodeName"] for item in items("pods", "-n", "srl")}
@@ -146,7 +148,7 @@ def test_whatever_happens_to_pods_the_run_ends_at_the_asked_count(deployed: None
 def test_every_overlay_gets_ready_and_leaves_nothing(overlay: str, tmp_path: Path) -> None:
     delete()
     with volumes(tmp_path):
-        apply(overlay)
+        apply(overlay, tmp_path / "overlay")
         said = delete()
         left = items("all,secrets,configmaps,persistentvolumeclaims,networkpolicies", "--all-namespaces")
         ours = [i["metadata"]["name"] for i in left if i["metadata"].get("namespace") == "srl"]
@@ -179,10 +181,8 @@ def playing(manager: TaskManager) -> int:
 
 
 def image_of(role: str) -> str:
-    [image] = {
-        i["spec"]["containers"][0]["image"]
-        for i in items("deployments", "-n", "srl", "-l", f"app.kubernetes.io/name={role}")
-    }
+    [deployment] = items("deployments", "-n", "srl", "-l", f"app.kubernetes.io/name={role}")
+    image: str = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
     return image
 
 
