@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from srl.base.errors import ConfigError, EnvError, MissingExtraError, ProtocolError, SrlError
+from srl.base.errors import ProtocolError, SrlError
 from srl.runner.alive import give_sign_of_life
 from srl.runner.distribution.broker import (
     LEASE_MS,
@@ -205,17 +205,13 @@ def _serve_one(
         refused.add(lease.task)
         text = str(error) if isinstance(error, SrlError) else traceback.format_exc()
         logger.error("%s: task %s failed: %s", lease.worker, lease.task, text)
-        unfit = lease.role == "actor" and isinstance(error, (ConfigError, EnvError, MissingExtraError))
-        persist(lambda: _report_failure(broker, lease, text, others_may_serve=unfit), broker, stop)
+        persist(lambda: _report_failure(broker, lease, text), broker, stop)
     finally:
         persist(lambda: broker.release(lease), broker, stop)
         logger.info("%s: left task %s", lease.worker, lease.task)
 
 
-def _report_failure(broker: Broker, lease: Lease, text: str, *, others_may_serve: bool) -> None:
-    others = {name for name in broker.snapshot(lease.task)["workers"] if name not in ("trainer", lease.worker)}
-    if others_may_serve and others:
-        broker.add_error(lease.task, lease.worker, text)  # one badly set-up actor must not end a healthy run
-        return
-    if not broker.finish(lease.task, "failed", f"{lease.worker}: {text}", lease):
-        broker.add_error(lease.task, lease.worker, text)  # the task is over, but somebody may want to know
+def _report_failure(broker: Broker, lease: Lease, text: str) -> None:
+    # An actor's failure ends a run only where nobody else plays; its trainer decides that.
+    if lease.role == "actor" or not broker.finish(lease.task, "failed", f"{lease.worker}: {text}", lease):
+        broker.add_error(lease.task, lease.worker, text, fatal=True)

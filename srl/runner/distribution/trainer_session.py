@@ -21,14 +21,15 @@ from srl.base.segment import Segment
 from srl.runner.alive import give_sign_of_life
 from srl.runner.distribution.broker import (
     Committed,
+    Event,
     Position,
     TaskGoneError,
     persist,
 )
 from srl.runner.distribution.keeper import BEAT_S, Heartbeat, TaskKeeper
-from srl.runner.distribution.wire import Experience, decode_experience, encode_tree, unpacked_bytes
+from srl.runner.distribution.wire import EvaluationRecord, Experience, decode_experience, encode_tree, unpacked_bytes
 from srl.runner.run_config import RunConfig
-from srl.runner.status import TrainerStatus
+from srl.runner.status import Evaluation, TrainerStatus
 from srl.runner.trainer import Trainer
 
 logger = logging.getLogger("srl")
@@ -39,6 +40,8 @@ CHECKPOINT_SHARE = 0.01
 """Most of its time that the learning loop may spend on checkpoints."""
 PARAMETER_BYTES_PER_S = 1_000_000
 """Most that parameters may take of the network, for each actor that fetches them."""
+FATAL_S = 30.0
+"""How long an actor's last error may still end the run, should nobody play meanwhile."""
 KNOWN_ACTORS = 20_000
 """Actors whose newest message is remembered; each one that is started anew is another."""
 MESSAGES_AT_ONCE = 32
@@ -87,6 +90,9 @@ class TrainerSession:
         self._episode_rewards: list[float] = []
         self._lags: list[int] = []  # versions that inserted segments were behind
         self._refused = 0
+        self._evaluations: list[tuple[str, EvaluationRecord]] = []
+        self._last_event = "0"
+        self._fatal: Event | None = None
         self._snapshot: Snapshot | None = None
         self._snapshot_wanted = threading.Event()
         self._snapshot_ready = threading.Event()
@@ -239,18 +245,21 @@ class TrainerSession:
             self._env_steps += sum(experience.env_steps for experience in arrived)
             self._episodes += len(rewards)
             self._episode_rewards += rewards
+            self._evaluations += [(each.actor, record) for each in arrived for record in each.evaluations]
             self._lags += [self._version - segment.version for segment in segments]
             uncommitted = {} if self._position is self._committed else self._position.sequences
             last = max((message_id for message_id, _ in messages), key=_order)
             self._position = Position(last, received_bytes, {**uncommitted, **fresh})
 
     def _refuse(self, error: ProtocolError) -> None:
-        """Count and report a message that cannot be read; the run goes on without it."""
+        """Count and report a message that cannot be used; the run goes on without it."""
         self._refused += 1
         if self._refused == 1:
-            text = f"an experience message was refused (later ones are only counted): {error}"
-            logger.error("trainer: %s", text)
-            self._ask(lambda: self._broker.add_error(self._lease.task, self._lease.worker, text))
+            self._tell(f"an experience message was refused (later ones are only counted): {error}")
+
+    def _tell(self, text: str) -> None:
+        logger.error("trainer: %s", text)
+        self._ask(lambda: self._broker.add_error(self._lease.task, self._lease.worker, text))
 
     # --- parameters, counters, checkpoints -----------------------------------------------------------
 
@@ -362,9 +371,12 @@ class TrainerSession:
             steps_received=self._env_steps,
             waiting_for="" if updates_per_s else trainer.limiter.waiting_for(len(trainer.memory)),
         )
-        self._ask(lambda: self._broker.beat(self._lease, msgspec.json.encode(status).decode()))
+        reply = self._ask(lambda: self._broker.beat(self._lease, msgspec.json.encode(status).decode()))
+        if reply is not None and reply.cleared:
+            self._tell(f"actors wrote more than they may, so it was deleted: {', '.join(reply.cleared)}")
         with self._counting:
             rewards, self._episode_rewards = self._episode_rewards, []
+            evaluations, self._evaluations = self._evaluations, []
             lags, self._lags = self._lags, []
         row: dict[str, Any] = {
             "time": round(self._elapsed_s(), 3),
@@ -387,6 +399,36 @@ class TrainerSession:
         if self._messages_lost:
             row["messages_lost"] = self._messages_lost
         self._ask(lambda: self._broker.add_history(self._lease, row))
+        for actor, record in evaluations:
+            self._add_evaluation(actor.partition("/")[0], record)
+        self._end_where_nobody_can_play()
+
+    def _add_evaluation(self, worker: str, record: EvaluationRecord) -> None:
+        row = {
+            "time": round(record.time_s, 3),
+            "train": record.train_count,
+            "role": "eval",
+            "worker": worker,
+            "eval_reward0": record.mean_reward,
+        }
+        shown = Evaluation(train_count=record.train_count, episodes=record.episodes, mean_reward=record.mean_reward)
+        self._ask(lambda: self._broker.add_history(self._lease, row, msgspec.json.encode(shown).decode()))
+
+    def _end_where_nobody_can_play(self) -> None:
+        """End the run with the error of an actor that has left because of it, where nobody else plays."""
+        for event in self._ask(lambda: self._broker.events(self._lease.task, self._last_event)) or []:
+            self._last_event = event.id
+            if event.fatal and event.worker.startswith("actor-"):
+                self._fatal = event
+        if self._fatal is None:
+            return
+        playing, now_ms = self._ask(lambda: self._broker.playing_actors(self._lease.task)) or (1, 0)
+        text, age_s = f"{self._fatal.worker}: {self._fatal.message}", (now_ms - self._fatal.time_ms) / 1000
+        if age_s > FATAL_S:
+            self._fatal = None
+        elif not playing:
+            self._ask(lambda: self._broker.finish(self._lease.task, "failed", text, self._lease))
+            self._over.set()
 
     # --- all threads ---------------------------------------------------------------------------------
 

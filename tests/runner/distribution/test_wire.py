@@ -297,7 +297,7 @@ def test_forged_segments_are_refused(change, says):
     for changed, expectation in ((False, None), (True, says)):
         values = [change.get(i, value) if changed else value for i, value in enumerate(item)]
         block = [["float32", []], 0, ["int32", []], True, {}, [values]]
-        data = forged(1, msgspec.msgpack.encode(["a", 1, 1, [], [], [block]]), body)
+        data = forged(1, msgspec.msgpack.encode(["a", 1, 1, [], [], [], [block]]), body)
         if expectation is None:
             assert len(decode_experience(data).segments[0].frames) == 4
         else:
