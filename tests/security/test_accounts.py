@@ -1,7 +1,6 @@
 """Each user of a server may do its work and nothing else; what others try is refused by the server itself."""
 
 import contextlib
-import dataclasses
 import stat
 import threading
 from collections.abc import Callable, Iterator

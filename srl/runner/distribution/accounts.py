@@ -1,6 +1,6 @@
 """The broker's three users and what each may do; `srl broker-acl` and `srl deploy` make an ACL file of them.
 
-A server that keeps to it trusts actors, the cheap machines that come and go, with no more than they need. Actors may run
+A server that keeps to it trusts actors, the cheap machines that come and go, with no more than they need. They may run
 the scripts that a trainer or client has loaded, but load none: a script can hold up the whole server.
 """
 
