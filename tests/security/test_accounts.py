@@ -18,7 +18,9 @@ from srl.base.errors import BrokerError
 from srl.cli.main import cli
 from srl.runner.distribution import RedisParameters, TaskManager
 from srl.runner.distribution.accounts import ROLES
-from srl.runner.distribution.broker import Broker, ScriptsMissingError, persist
+from srl.runner.distribution.broker import Broker
+from srl.runner.distribution.outages import persist
+from srl.runner.distribution.records import ScriptsMissingError
 
 Users = dict[str, RedisParameters]
 

@@ -20,8 +20,10 @@ from srl.base.algorithm import Tree
 from srl.base.segment import Segment
 from srl.runner.actor import Produced
 from srl.runner.alive import give_sign_of_life
-from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, Lease, Reply, outlast
+from srl.runner.distribution.broker import MESSAGE_STEPS, Broker
 from srl.runner.distribution.keeper import BEAT_S
+from srl.runner.distribution.outages import outlast
+from srl.runner.distribution.records import Lease, Reply
 from srl.runner.distribution.trainer_session import Rates
 from srl.runner.distribution.wire import EvaluationRecord, Experience, decode_tree, encode_experience, unpacked_bytes
 from srl.runner.env_faults import EnvWatch

@@ -11,18 +11,30 @@ import functools
 import hashlib
 import json
 import logging
-import random
 import re
 import secrets
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from srl.base.errors import BrokerError, BrokerUnreachableError, ProtocolError
+import srl
+from srl.base.errors import BrokerError, ProtocolError
 from srl.runner.distribution import scripts
 from srl.runner.distribution.parameters import RedisParameters
+from srl.runner.distribution.records import (
+    Committed,
+    Event,
+    Lease,
+    LeaseLostError,
+    Message,
+    Position,
+    Refused,
+    Reply,
+    ScriptsMissingError,
+    TaskDefinition,
+    TaskGoneError,
+    TaskOverError,
+)
 from srl.runner.distribution.wire import PROTOCOL_VERSION, unpacked_bytes
 
 if TYPE_CHECKING:
@@ -36,8 +48,6 @@ TASKS_KEY = "srl:tasks"
 QUEUE_KEY = "srl:queue"
 LEASE_MS = 8_000
 """A worker that has been silent for this long may be replaced."""
-GONE_S, GONE_POLL_S = 60.0, 0.5
-"""How long a worker or client waits for a task that the broker lost to be restored by its trainer, and how it looks."""
 MOST_TASKS = 1_000
 """Unfinished ones, and those whose results are still kept."""
 KEEP_FINISHED_S = 7 * 24 * 3600
@@ -53,6 +63,8 @@ MOST_TEXT = 16_000
 """Characters of an error, a status or a history row; what is longer is cut, or refused where it has to be whole."""
 EXPERIENCE_BYTES, OTHER_BYTES = 64 * 2**20, 16 * 2**20
 """What actors' keys may take at the broker, experience beside some backlogs; the trainer clears what is above it."""
+QUARANTINED, QUARANTINED_BYTES = 20, 4096
+"""How many refused messages are kept to be looked at, and how much of each."""
 FINAL_STATES = ("done", "failed", "cancelled")
 
 _FIELDS = (
@@ -63,122 +75,6 @@ _FIELDS = (
 _SEQUENCE = "sequence:"
 _SAFE_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 """Of tasks: a trainer names a folder after one, so nothing else from the broker may become a path."""
-
-
-class LeaseLostError(BrokerError):
-    """Somebody else holds the lease now, or the broker lost the task; what this worker still does is refused."""
-
-
-class TaskGoneError(LeaseLostError):
-    """The broker does not know the task: it came back without its data. A trainer that lives restores it."""
-
-
-class ScriptsMissingError(BrokerError):
-    """The server does not know the scripts, and this user may not load them: a trainer or client will."""
-
-
-class TaskOverError(BrokerError):
-    """The task is done, failed or cancelled: the worker is to leave it."""
-
-
-@dataclass(frozen=True)
-class TaskDefinition:
-    """What a task consists of, as JSON data. `spaces` saves the trainer from needing the env itself."""
-
-    env: dict[str, Any]
-    spaces: dict[str, Any]
-    rl: dict[str, Any]
-    run: dict[str, Any]
-    start_train_count: int
-    start_env_steps: int = 0
-    protocol: int = PROTOCOL_VERSION
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The right to be the trainer or one actor of a task; the token has a fencing epoch and is never used twice."""
-
-    task: str
-    role: Literal["trainer", "actor"]
-    slot: int
-    token: str
-
-    @property
-    def worker(self) -> str:
-        """Name for people: `trainer`, `actor-0`."""
-        return "trainer" if self.role == "trainer" else f"actor-{self.slot}"
-
-    @property
-    def sender(self) -> str:
-        """Name of its messages' sender, never used twice: `actor-0/7:a1b2c3`."""
-        return f"{self.worker}/{self.token}"
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What the broker tells a worker with every call.
-
-    Attributes:
-        train_count: the run's clock. version: of the newest parameters.
-        room: bytes of the largest message that the backlog took before this call, unpacked.
-        sent: whether a message was taken; a full backlog refuses it.
-        rank, actors: the actor's number among those that play now and their number, where it asked; else 0.
-        cleared: what the trainer's beat found above all bounds, and cleared: parts of the task's keys.
-    """
-
-    train_count: int
-    version: int
-    room: float
-    sent: bool
-    rank: int
-    actors: int
-    cleared: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Event:
-    """An error of a worker, or, without a worker, the state that a task ended in.
-
-    Attributes:
-        fatal: whether the worker leaves the task because of it.
-    """
-
-    id: str
-    worker: str
-    message: str
-    fatal: bool = False
-
-    @property
-    def time_ms(self) -> int:
-        """When it was, by the broker's clock."""
-        return int(self.id.partition("-")[0])
-
-
-@dataclass(frozen=True)
-class Position:
-    """How far a trainer's experience is counted.
-
-    Attributes:
-        last: id of the last message.
-        received_bytes: of all messages so far, unpacked.
-        sequences: newest sequence number by actor, of those that changed.
-    """
-
-    last: str
-    received_bytes: int
-    sequences: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Committed:
-    """What a trainer finds at its start: counters, position and parameters' version of the one before it."""
-
-    train_count: int
-    progress: dict[str, Any]
-    position: Position
-    version: int
-    backlog_limit_bytes: int
-    elapsed_s: float
 
 
 class Broker:
@@ -291,15 +187,18 @@ class Broker:
 
     def open_tasks(self) -> list[tuple[str, dict[str, str]]]:
         """Return (id, fields) of the unfinished tasks, oldest first."""
-        return self._listed(QUEUE_KEY, ("name", "state", "protocol", "actor_num", "lockstep"))
+        return self._listed(QUEUE_KEY, ("name", "state", "protocol", "srl", "actor_num", "lockstep"))
 
     def definition(self, task: str) -> TaskDefinition:
         """Return a task's definition; `ProtocolError` where another version of SRL wrote it."""
-        text, protocol = self.redis.hmget(_key(task, "task"), "definition", "protocol")
+        text, protocol, made_by = self.redis.hmget(_key(task, "task"), "definition", "protocol", "srl")
         if text is None:
             raise TaskGoneError(_gone(task, self.parameters.address))
-        check_protocol(task, int(protocol))
-        return TaskDefinition(**json.loads(text))
+        check_protocol(task, int(protocol), _text(made_by))
+        try:
+            return TaskDefinition(**json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ProtocolError(f"the definition of task {task!r} cannot be read: {error}") from error
 
     def task_fields(self, task: str) -> dict[str, str]:
         """Return a task's small fields (state, counters, times), without its definition; empty where it is gone."""
@@ -347,7 +246,7 @@ class Broker:
 
     def finish(self, task: str, state: str, error: str = "", lease: Lease | None = None) -> bool:
         """Bring a task to a final state; with a lease only while it is held. Returns whether this call did it."""
-        parts = ("task", "events", "experience", "checkpoint", "history", "workers", "actors")
+        parts = ("task", "events", "experience", "checkpoint", "history", "quarantine", "workers", "actors")
         keys = [QUEUE_KEY, *(_key(task, part) for part in parts)]
         holder = "" if lease is None else lease.token
         return bool(self._run(scripts.FINISH, keys, [task, state, error[:MOST_TEXT], KEEP_FINISHED_S, holder]))
@@ -438,13 +337,23 @@ class Broker:
         above = LAST_BACKLOGS if is_last else 0
         return self._fenced(scripts.SEND, lease, ("actors", "experience"), [message, unpacked_bytes(message), above])
 
-    def receive(self, task: str, after: str, count: int, block_ms: int) -> list[tuple[str, bytes]]:
-        """Return (id, message) of what came after an id; waits up to `block_ms` for the first.
+    def receive(self, task: str, after: str, count: int, block_ms: int) -> list[Message]:
+        """Return what came after an id; waits up to `block_ms` for the first.
 
         Messages stay at the broker until a trainer commits them: another one finds them from id "0" on.
         """
         entries = self._read_stream(_key(task, "experience"), after, count, block_ms)
-        return [(entry.decode(), fields.get(b"d", b"")) for entry, fields in entries]
+        return [Message(i.decode(), fields.get(b"d", b""), _text(fields.get(b"w"))[:64]) for i, fields in entries]
+
+    def quarantine(self, lease: Lease, message: Message, reason: str) -> None:
+        """Keep the start of a message that was refused, for somebody to look at."""
+        arguments = [message.sender, reason[:MOST_TEXT], message.data[:QUARANTINED_BYTES], QUARANTINED]
+        self._fenced(scripts.QUARANTINE, lease, ("task", "quarantine"), arguments)
+
+    def quarantined(self, task: str) -> list[Refused]:
+        """Return the last messages that were refused, oldest first."""
+        entries = self.redis.xrange(_key(task, "quarantine"))
+        return [Refused(_text(f[b"sender"]), _text(f[b"reason"]), f[b"start"]) for _, f in entries]
 
     def commit(
         self,
@@ -460,7 +369,7 @@ class Broker:
         All of it is absolute, so that a call whose answer was lost can be repeated.
         """
         fields: dict[str, Any] = {"train_count": train_count, "progress": json.dumps(progress)}
-        keep_from = ""
+        keep_from, forgotten = "", [f"{_SEQUENCE}{actor}" for actor in (position.forgotten if position else ())]
         if position is not None:
             fields["received_bytes"] = position.received_bytes
             fields |= {f"{_SEQUENCE}{actor}": number for actor, number in position.sequences.items()}
@@ -468,7 +377,8 @@ class Broker:
             keep_from = f"{milliseconds}-{int(number or 0) + 1}"
         if parameters is not None:
             fields["version"], fields["parameters"] = parameters
-        self._fenced(scripts.COMMIT, lease, ("task", "experience", "actors"), [keep_from, *_flat(fields)])
+        arguments = [keep_from, len(forgotten), *forgotten, *_flat(fields)]
+        self._fenced(scripts.COMMIT, lease, ("task", "experience", "actors"), arguments)
 
     def committed(self, task: str) -> Committed:
         """Return where the last commit left the task, for the next trainer to go on from."""
@@ -566,6 +476,7 @@ def _fields_of(definition: TaskDefinition, label: str, backlog_limit_bytes: int)
         "name": label,
         "definition": json.dumps(dataclasses.asdict(definition)),
         "protocol": definition.protocol,
+        "srl": definition.srl,
         "actor_num": definition.run["actor_num"],
         "backlog_limit": backlog_limit_bytes,
         "actor_backlog": backlog_limit_bytes // definition.run["actor_num"],
@@ -575,87 +486,14 @@ def _fields_of(definition: TaskDefinition, label: str, backlog_limit_bytes: int)
     }
 
 
-def check_protocol(task: str, protocol: int) -> None:
+def check_protocol(task: str, protocol: int, made_by: str) -> None:
     """Raise `ProtocolError` that names both versions where a task was made by another one."""
     if protocol != PROTOCOL_VERSION:
         raise ProtocolError(
-            f"task {task!r} was made with protocol version {protocol}, this SRL speaks version "
-            f"{PROTOCOL_VERSION}; run the same SRL version on client, trainer and actors"
+            f"task {task!r} was made with protocol version {protocol} (SRL {made_by or 'of an older version'}), this SRL "
+            f"({srl.__version__}) speaks version {PROTOCOL_VERSION}; run the same SRL version on client, trainer and "
+            "actors"
         )
-
-
-def persist(
-    call: Callable[[], T], broker: Broker, stop: threading.Event, meanwhile: Callable[[], None] | None = None
-) -> T | None:
-    """Call until the broker answers, with back-off and jitter, so that many do not come back at the same moment.
-
-    Returns `None` when `stop` was set before that. Anything but a lost connection is raised, and what
-    `meanwhile`, called before each new try, raises.
-    """
-    import redis
-
-    delay_s = 0.1
-    while True:
-        try:
-            answer = call()
-        except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError, ScriptsMissingError) as error:
-            if isinstance(error, redis.AuthenticationError):
-                raise BrokerError(f"the broker at {broker.parameters.address} refused the log-in: {error}") from error
-            if isinstance(error, redis.ResponseError) and not _passes(error):
-                raise
-            broker.note_whether_it_answers(error)
-            if stop.wait(delay_s * random.uniform(0.5, 1.0)):
-                return None
-            if meanwhile is not None:
-                meanwhile()
-            delay_s = min(2 * delay_s, 2.0)
-        else:
-            broker.note_whether_it_answers(None)
-            return answer
-
-
-def outlast(
-    call: Callable[[], T],
-    broker: Broker,
-    stop: threading.Event,
-    meanwhile: Callable[[], None] | None = None,
-) -> T | None:
-    """Call as `persist` does, and wait where the broker lost the task until its trainer has restored it.
-
-    Raises `TaskGoneError` where nobody does so within `GONE_S`.
-    """
-    since_s: float | None = None
-    while True:
-        try:
-            return persist(call, broker, stop, meanwhile)
-        except TaskGoneError as error:
-            if since_s is None:
-                since_s = time.monotonic()
-                logger.warning("%s; waiting for its trainer to restore it", error)
-            if time.monotonic() - since_s > GONE_S or stop.wait(GONE_POLL_S):
-                raise
-        if meanwhile is not None:
-            meanwhile()
-
-
-def once(call: Callable[[], T], broker: Broker) -> T:
-    """Call, with a lost connection as a `BrokerUnreachableError`; for clients that do not wait."""
-    import redis
-
-    try:
-        return call()
-    except (redis.ConnectionError, redis.TimeoutError) as error:
-        raise BrokerUnreachableError(f"the broker at {broker.parameters.address} does not answer: {error}") from error
-
-
-def _passes(error: Exception) -> bool:
-    """Whether a server's answer is about a state that it will leave.
-
-    While one server takes over from another, the old one is read-only; one whose disk is full refuses writes.
-    """
-    import redis
-
-    return isinstance(error, redis.ReadOnlyError) or "MISCONF" in str(error)
 
 
 def _gone(task: str, address: str) -> str:

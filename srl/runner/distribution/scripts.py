@@ -192,7 +192,6 @@ WATCH = (
     _TRAINER_FENCE
     + _SETTLE
     + """
-redis.call('HSET', KEYS[1], 'beat', now_ms() .. ' ' .. ARGV[2])
 local backlog = redis.call('HMGET', KEYS[1], 'backlog_limit', 'actor_backlog', 'actor_num')
 -- An actor that floods the hashes must not raise what all may send without bound.
 local actors = math.min(redis.call('HLEN', KEYS[3]), 4 * tonumber(backlog[3]))
@@ -205,19 +204,23 @@ for i = 2, 5 do
     cleared[#cleared + 1] = KEYS[i]
   end
 end
+-- After that: a server that is out of memory takes nothing new from a script that has not yet freed anything.
+redis.call('HSET', KEYS[1], 'beat', now_ms() .. ' ' .. ARGV[2])
 settle(KEYS[4], KEYS[2])
 return {task[3], task[4], 'inf', 0, 0, 0, cleared}
 """
 )
 
-# KEYS: task, experience, actors. ARGV: token, the lowest stream id to keep ('' keeps all), fields and values of the
-# task.
+# KEYS: task, experience, actors. ARGV: token, the lowest stream id to keep ('' keeps all), how many fields of the task
+# to delete, these, then fields and values of the task to set.
 COMMIT = (
     _TRAINER_FENCE
     + _SETTLE
     + """
 if ARGV[2] ~= '' then redis.call('XTRIM', KEYS[2], 'MINID', '=', ARGV[2]) end
-redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+local forgotten = tonumber(ARGV[3])
+if forgotten > 0 then redis.call('HDEL', KEYS[1], unpack(ARGV, 4, 3 + forgotten)) end
+redis.call('HSET', KEYS[1], unpack(ARGV, 4 + forgotten))
 if ARGV[2] ~= '' then settle(KEYS[2], KEYS[3]) end
 """
     + _TRAINER_REPLY
@@ -304,7 +307,7 @@ SEND = (
     _ACTOR_FENCE
     + """
 if tonumber(ARGV[5]) <= room + tonumber(ARGV[6]) * limit then
-  redis.call('XADD', KEYS[2], '*', 'd', ARGV[4])
+  redis.call('XADD', KEYS[2], '*', 'd', ARGV[4], 'w', ARGV[3])
   redis.call('HINCRBY', KEYS[1], 'sent_bytes', ARGV[5])
   sent = 1
 end
@@ -312,8 +315,17 @@ end
     + _ACTOR_REPLY
 )
 
+# KEYS: task, quarantine. ARGV: token, sender, reason, the message's start, most messages.
+QUARANTINE = (
+    _TRAINER_FENCE
+    + """
+redis.call('XADD', KEYS[2], 'MAXLEN', '=', ARGV[5], '*', 'sender', ARGV[2], 'reason', ARGV[3], 'start', ARGV[4])
+"""
+    + _TRAINER_REPLY
+)
+
 ALL = (
     *(CREATE, RESTORE, ACQUIRE_TRAINER, ACQUIRE_ACTOR, RELEASE_TRAINER, RELEASE_ACTOR, FINISH, ADD_ERROR),
-    *(WATCH, COMMIT, STORE_CHECKPOINT, ADD_HISTORY, BEAT, SEND),
+    *(WATCH, COMMIT, STORE_CHECKPOINT, ADD_HISTORY, QUARANTINE, BEAT, SEND),
 )
 """What a client or trainer loads into a server; actors may only run these."""

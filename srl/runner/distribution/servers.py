@@ -18,18 +18,11 @@ from typing import Literal
 
 from srl.base.errors import ProtocolError, SrlError
 from srl.runner.alive import give_sign_of_life
-from srl.runner.distribution.broker import (
-    LEASE_MS,
-    Broker,
-    Lease,
-    LeaseLostError,
-    TaskDefinition,
-    TaskOverError,
-    check_protocol,
-    persist,
-)
+from srl.runner.distribution.broker import LEASE_MS, Broker, check_protocol
 from srl.runner.distribution.keeper import restore_from_directories
+from srl.runner.distribution.outages import persist
 from srl.runner.distribution.parameters import RedisParameters
+from srl.runner.distribution.records import Lease, LeaseLostError, TaskDefinition, TaskOverError
 from srl.runner.distribution.work_dir import remove_finished, task_directory
 from srl.runner.env_process import ONE_THREAD
 from srl.runner.plugins import load_plugins
@@ -170,7 +163,7 @@ def _find_work(broker: Broker, role: Literal["trainer", "actor"], refused: set[s
         if task in refused or not broker.is_safe(task) or (wanted and wanted not in (task, fields["name"])):
             continue
         try:
-            check_protocol(task, int(fields["protocol"]))
+            check_protocol(task, int(fields["protocol"]), fields.get("srl", ""))
         except ProtocolError as error:
             # Another worker may speak the task's version, so the task itself goes on waiting.
             refused.add(task)

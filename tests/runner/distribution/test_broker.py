@@ -12,9 +12,10 @@ import pytest
 from srl.base.errors import BrokerError, BrokerUnreachableError, ProtocolError
 from srl.runner.distribution import broker as broker_module
 from srl.runner.distribution import embedded
-from srl.runner.distribution.broker import (
-    KEEP_FINISHED_S,
-    Broker,
+from srl.runner.distribution.broker import KEEP_FINISHED_S, Broker
+from srl.runner.distribution.embedded import EmbeddedBroker
+from srl.runner.distribution.outages import once, persist
+from srl.runner.distribution.records import (
     Event,
     Lease,
     LeaseLostError,
@@ -22,10 +23,7 @@ from srl.runner.distribution.broker import (
     TaskDefinition,
     TaskGoneError,
     TaskOverError,
-    once,
-    persist,
 )
-from srl.runner.distribution.embedded import EmbeddedBroker
 from srl.runner.distribution.wire import PROTOCOL_VERSION
 
 LIMIT = 1000
@@ -68,6 +66,10 @@ def acquire(broker: Broker, task: str, role: Any = "trainer", slots: int = 2) ->
 
 def commit(broker: Broker, lease: Lease, **changes: Any) -> None:
     broker.commit(lease, **{"train_count": 1, "progress": {}, **changes})
+
+
+def receive(broker: Broker, task: str, after: str, count: int, block_ms: int) -> list[tuple[str, bytes]]:
+    return [(message.id, message.data) for message in broker.receive(task, after, count, block_ms)]
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> Any:
@@ -294,7 +296,7 @@ def test_a_worker_of_a_lost_task_is_told(broker: Broker) -> None:
     for lease in leases.values():
         broker.release(lease)
     broker.add_error(task, "trainer", "late")
-    assert broker.receive(task, "0", 1, 1) == []
+    assert receive(broker, task, "0", 1, 1) == []
     assert broker.redis.keys() == []
 
 
@@ -382,11 +384,11 @@ def test_messages_arrive_in_order_and_stay_until_they_are_committed(broker: Brok
     trainer, actor = acquire(broker, task), acquire(broker, task, "actor")
     for number in range(4):
         assert broker.send(actor, b"%d" % number).sent
-    received = broker.receive(task, "0", 3, 1)
+    received = receive(broker, task, "0", 3, 1)
     assert [message for _, message in received] == [b"0", b"1", b"2"]
-    assert [message for _, message in broker.receive(task, received[-1][0], 3, 1)] == [b"3"]
+    assert [message for _, message in receive(broker, task, received[-1][0], 3, 1)] == [b"3"]
     commit(broker, trainer, position=Position(received[-1][0], 3, {}))
-    assert [message for _, message in broker.receive(task, "0", 3, 1)] == [b"3"]
+    assert [message for _, message in receive(broker, task, "0", 3, 1)] == [b"3"]
 
 
 def test_another_trainer_finds_what_was_not_committed(broker: Broker) -> None:
@@ -394,7 +396,7 @@ def test_another_trainer_finds_what_was_not_committed(broker: Broker) -> None:
     trainer, actor = acquire(broker, task), acquire(broker, task, "actor")
     for number in range(3):
         broker.send(actor, b"%d" % number)
-    received = broker.receive(task, "0", 3, 1)
+    received = receive(broker, task, "0", 3, 1)
     position = Position(received[0][0], 1, {"uid-a": 0, "uid-b": 5})
     commit(broker, trainer, train_count=8, progress={"env_steps": 40}, position=position, parameters=(3, b"blob"))
     commit(
@@ -407,7 +409,7 @@ def test_another_trainer_finds_what_was_not_committed(broker: Broker) -> None:
     assert found.version == 3
     assert found.backlog_limit_bytes == LIMIT
     assert found.position == Position("0", 1, {"uid-a": 1, "uid-b": 5})
-    assert [message for _, message in broker.receive(task, found.position.last, 9, 1)] == [b"1", b"2"]
+    assert [message for _, message in receive(broker, task, found.position.last, 9, 1)] == [b"1", b"2"]
 
 
 def test_a_full_backlog_refuses_until_the_trainer_has_committed(broker: Broker) -> None:
@@ -418,7 +420,7 @@ def test_a_full_backlog_refuses_until_the_trainer_has_committed(broker: Broker) 
     assert broker.send(actor, bytes(10)).sent
     refused = broker.send(actor, b"x")
     assert not refused.sent and refused.room == 0
-    received = broker.receive(task, "0", 9, 1)
+    received = receive(broker, task, "0", 9, 1)
     assert [len(message) for _, message in received] == [LIMIT - 10, 10]
     position = Position(received[0][0], LIMIT - 10, {})
     commit(broker, trainer, position=position)
@@ -433,7 +435,7 @@ def test_an_empty_backlog_takes_a_message_above_the_limit(broker: Broker) -> Non
     trainer, actor = acquire(broker, task), acquire(broker, task, "actor")
     assert broker.send(actor, bytes(3 * LIMIT)).sent
     assert not broker.send(actor, b"x").sent
-    [(last, message)] = broker.receive(task, "0", 9, 1)
+    [(last, message)] = receive(broker, task, "0", 9, 1)
     commit(broker, trainer, position=Position(last, len(message), {}))
     assert broker.send(actor, bytes(2 * LIMIT)).sent
 
@@ -442,7 +444,7 @@ def test_receiving_waits_for_the_first_message(broker: Broker, server: EmbeddedB
     task = create(broker)
     actor = acquire(broker, task, "actor")
     received: list[tuple[str, bytes]] = []
-    waiting = threading.Thread(target=lambda: received.extend(broker.receive(task, "0", 9, 5_000)))
+    waiting = threading.Thread(target=lambda: received.extend(receive(broker, task, "0", 9, 5_000)))
     waiting.start()
     until(lambda: int(broker.redis.info("clients")["blocked_clients"]))
     broker.send(actor, b"message")
@@ -454,12 +456,12 @@ def test_a_server_that_lost_its_last_second_does_not_block_or_open_the_backlog(b
     task = create(broker)
     trainer, actor = acquire(broker, task), acquire(broker, task, "actor")
     broker.send(actor, bytes(100))
-    [(last, _)] = broker.receive(task, "0", 9, 1)
+    [(last, _)] = receive(broker, task, "0", 9, 1)
     for received_bytes in (50, 100_000):  # sent ones were lost, or commits were
         commit(broker, trainer, position=Position(last, received_bytes, {}))
         broker.send(actor, bytes(LIMIT - 10))
         assert broker.beat(actor, "{}").room == 10
-        [(last, _)] = broker.receive(task, "0", 9, 1)
+        [(last, _)] = receive(broker, task, "0", 9, 1)
 
 
 def test_what_stopping_actors_still_have_is_taken_above_the_limit_but_not_without_end(broker: Broker) -> None:
@@ -621,7 +623,7 @@ def test_two_tasks_never_mix(broker: Broker) -> None:
         assert [row["of"] for row in broker.history(task)] == [task]
         assert broker.events(task)[0].message == task
         assert broker.snapshot(task)["workers"]["actor-0"][1] == f'{{"of": "{task}"}}'
-    assert [message for _, message in broker.receive(two, "0", 9, 1)] == [two.encode()]
+    assert [message for _, message in receive(broker, two, "0", 9, 1)] == [two.encode()]
 
 
 # --- outages --------------------------------------------------------------------------------------------

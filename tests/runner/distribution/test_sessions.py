@@ -37,8 +37,9 @@ from srl.runner.distribution import (
 from srl.runner.distribution import (
     broker as broker_module,
 )
-from srl.runner.distribution.broker import Broker, Lease, Position, TaskDefinition, TaskGoneError
+from srl.runner.distribution.broker import Broker
 from srl.runner.distribution.embedded import EmbeddedBroker
+from srl.runner.distribution.records import Lease, Position, TaskDefinition, TaskGoneError
 from srl.runner.distribution.wire import PROTOCOL_VERSION, Experience, decode_experience, encode_experience, encode_tree
 from srl.runner.plugins import config_from_dict, load_plugins
 from srl.runner.run_config import RunConfig
@@ -738,8 +739,8 @@ def test_a_broker_that_comes_back_empty_gets_its_task_back(caplog: pytest.LogCap
 
 
 def test_a_lost_task_that_nobody_restores_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_module, "GONE_S", 0.2)
-    monkeypatch.setattr(broker_module, "GONE_POLL_S", 0.05)
+    monkeypatch.setattr(outages, "GONE_S", 0.2)
+    monkeypatch.setattr(outages, "GONE_POLL_S", 0.05)
     with EmbeddedBroker() as own:
         manager = start(own.parameters, max_train_count=1_000_000)
         with working(own.parameters, "actor"):
