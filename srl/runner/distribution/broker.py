@@ -187,11 +187,11 @@ class Broker:
 
     def open_tasks(self) -> list[tuple[str, dict[str, str]]]:
         """Return (id, fields) of the unfinished tasks, oldest first."""
-        return self._listed(QUEUE_KEY, ("name", "state", "protocol", "srl", "actor_num", "lockstep"))
+        return self._listed(QUEUE_KEY, ("name", "state", "protocol", "made_by", "actor_num", "lockstep"))
 
     def definition(self, task: str) -> TaskDefinition:
         """Return a task's definition; `ProtocolError` where another version of SRL wrote it."""
-        text, protocol, made_by = self.redis.hmget(_key(task, "task"), "definition", "protocol", "srl")
+        text, protocol, made_by = self.redis.hmget(_key(task, "task"), "definition", "protocol", "made_by")
         if text is None:
             raise TaskGoneError(_gone(task, self.parameters.address))
         check_protocol(task, int(protocol), _text(made_by))
@@ -476,7 +476,7 @@ def _fields_of(definition: TaskDefinition, label: str, backlog_limit_bytes: int)
         "name": label,
         "definition": json.dumps(dataclasses.asdict(definition)),
         "protocol": definition.protocol,
-        "srl": definition.srl,
+        "made_by": definition.made_by,
         "actor_num": definition.run["actor_num"],
         "backlog_limit": backlog_limit_bytes,
         "actor_backlog": backlog_limit_bytes // definition.run["actor_num"],
@@ -490,9 +490,9 @@ def check_protocol(task: str, protocol: int, made_by: str) -> None:
     """Raise `ProtocolError` that names both versions where a task was made by another one."""
     if protocol != PROTOCOL_VERSION:
         raise ProtocolError(
-            f"task {task!r} was made with protocol version {protocol} (SRL {made_by or 'of an older version'}), this SRL "
-            f"({srl.__version__}) speaks version {PROTOCOL_VERSION}; run the same SRL version on client, trainer and "
-            "actors"
+            f"task {task!r} was made with protocol version {protocol} (SRL {made_by or 'of an older version'}), this "
+            f"SRL ({srl.__version__}) speaks version {PROTOCOL_VERSION}; run the same SRL version on client, trainer "
+            "and actors"
         )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from srl import __version__
 from srl.base.errors import BrokerError
 from srl.runner.distribution.wire import PROTOCOL_VERSION
 
@@ -35,7 +36,7 @@ class TaskDefinition:
     start_train_count: int
     start_env_steps: int = 0
     protocol: int = PROTOCOL_VERSION
-    srl: str = srl.__version__
+    made_by: str = __version__
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def _find_work(broker: Broker, role: Literal["trainer", "actor"], refused: set[s
         if task in refused or not broker.is_safe(task) or (wanted and wanted not in (task, fields["name"])):
             continue
         try:
-            check_protocol(task, int(fields["protocol"]), fields.get("srl", ""))
+            check_protocol(task, int(fields["protocol"]), fields.get("made_by", ""))
         except ProtocolError as error:
             # Another worker may speak the task's version, so the task itself goes on waiting.
             refused.add(task)

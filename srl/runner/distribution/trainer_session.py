@@ -282,14 +282,11 @@ class TrainerSession:
         refused, self._refused_now = self._refused_now, []
         for message, reason in refused:
             self._ask(functools.partial(self._broker.quarantine, self._lease, message, reason))
-        count, self._told_refused, self._told_refused_s = (
-            self._refused - self._told_refused,
-            self._refused,
-            time.monotonic(),
-        )
-        message, reason = refused[-1]
-        others = f" (and {count - 1} others)" if count > 1 else ""
-        self._tell(f"refused an experience message of {message.sender or 'an unknown sender'}{others}: {reason}")
+        count, self._told_refused = self._refused - self._told_refused, self._refused
+        self._told_refused_s = time.monotonic()
+        first, reason = refused[0]
+        what = "an experience message" if count == 1 else f"{count} experience messages, the first"
+        self._tell(f"refused {what} of {first.sender or 'an unknown sender'}: {reason}")
 
     def _tell(self, text: str) -> None:
         logger.error("trainer: %s", text)

@@ -28,6 +28,7 @@ from srl.runner.distribution import (
     actor_link,
     actor_run_forever,
     actor_server,
+    outages,
     servers,
     task_manager,
     trainer_run_forever,
@@ -131,7 +132,7 @@ def publish(broker: Broker, trainer: Lease, version: int, value: float = 0.0) ->
 
 
 def receive(broker: Broker, task: str, after: str = "0") -> list[tuple[str, bytes]]:
-    return broker.receive(task, after, 100, 10)
+    return [(each.id, each.data) for each in broker.receive(task, after, 100, 10)]
 
 
 def message(actor: Lease, sequence: int, steps: int = 8) -> bytes:
@@ -145,7 +146,7 @@ def message(actor: Lease, sequence: int, steps: int = 8) -> bytes:
         sequence=sequence,
         version=1,
     )
-    return encode_experience(Experience(actor.token, sequence, [segment], steps, [float(steps)], [steps]))
+    return encode_experience(Experience(actor.sender, sequence, [segment], steps, [float(steps)], [steps]))
 
 
 def env_steps(manager: TaskManager) -> int:
@@ -388,7 +389,7 @@ def test_the_next_trainer_takes_what_was_not_committed(server: EmbeddedBroker, b
     broker.send(actor, message(actor, 0))
     broker.send(actor, message(actor, 1))
     first, _ = receive(broker, manager.task)
-    position = Position(first[0], len(first[1]), {actor.token: 0})
+    position = Position(first[0], len(first[1]), {actor.sender: 0})
     broker.commit(dead, train_count=0, progress={"env_steps": 8}, position=position)
     broker.release(dead)
     with working(server.parameters, "trainer"):
@@ -406,9 +407,11 @@ def test_a_message_that_cannot_be_read_is_reported_and_the_run_goes_on(server: E
     with working(server.parameters, "trainer"):
         until(lambda: manager.get_status().backlog_bytes == 0)
         assert env_steps(manager) == 8
-        events = broker.events(manager.task)
-        assert len(events) == 1
-        assert re.search(rf"refused.*version 99.*version {PROTOCOL_VERSION}\b", events[0].message)
+        [event] = until(lambda: broker.events(manager.task))
+        assert re.search(rf"refused 2 .*of actor-0: .*version 99.*version {PROTOCOL_VERSION}\b", event.message)
+        kept = manager.refused_messages()
+        assert [(each.sender, each.start) for each in kept] == [("actor-0", other_version), ("actor-0", b"nonsense")]
+        assert manager.get_status().messages_refused == 2
         until(lambda: broker.history(manager.task)[-1].get("messages_refused") == 2)
 
 
@@ -627,7 +630,7 @@ def test_every_setting_arrives_unchanged(server: EmbeddedBroker, broker: Broker)
     assert trainer_server.Spaces.from_dict(definition.spaces) == runner.spaces
 
 
-UNCHANGEABLE = {"algorithm"}
+UNCHANGEABLE = {"algorithm", "version"}
 
 
 def changed(settings: Any) -> Any:
