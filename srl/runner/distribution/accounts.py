@@ -22,8 +22,9 @@ RULES: Mapping[Role, str] = {
     "trainer": f"{_ALL_KEYS} +zrem +zcard +xadd +xread +xlen +xrevrange +xtrim +hdel +del +expire +memory|usage",
     # What is in parentheses holds for these keys alone.
     "actor": f"%R~srl:queue %R~srl:*:task {_WORKERS} "
-    "(~srl:*:actors ~srl:*:workers ~srl:*:experience ~srl:*:events "
-    "+evalsha +hget +hmget +hgetall +hset +hincrby +hdel +xadd +exists)",
+    "(~srl:*:actors ~srl:*:workers ~srl:*:experience ~srl:*:events +evalsha) "
+    "(~srl:*:actors ~srl:*:workers +hget +hmget +hgetall +hset +hdel) "
+    "(~srl:*:experience ~srl:*:events +xadd +exists)",
 }
 
 

@@ -7,13 +7,26 @@ Servers check a script's commands against the rights of who calls it, and want f
 read a task but not write there, so their scripts get the task's key as an argument.
 """
 
-_LUA = """
+MOST_SLOTS = 10_000
+"""Actors that a task has room for."""
+
+_LUA = (
+    f"local MOST_SLOTS = {MOST_SLOTS}"
+    + """
 local function final(state) return state == 'done' or state == 'failed' or state == 'cancelled' end
 local function now_ms()
   local now = redis.call('TIME')
   return now[1] * 1000 + math.floor(now[2] / 1000)
 end
+-- What an actor may have written, whatever it was.
+local function natural(text, most)
+  local number = tonumber(text or '')
+  if not number or number < 0 or number > (most or 2^53) then return 0 end
+  return math.floor(number)
+end
+local function beat_ms(text) return natural((text or ''):match('^%d+')) end
 """
+)
 
 # KEYS: tasks, queue, task, checkpoint. ARGV: id, name, start's train count, checkpoint, most tasks, fields and values
 # of the task. A repeated call (its answer was lost) changes nothing. Scores increase even within a millisecond.
@@ -95,11 +108,12 @@ for slot = 0, tonumber(ARGV[2]) - 1 do
     beat = ms .. ' '
     redis.call('HSET', KEYS[2], worker, beat)
   end
-  if not holder or ms - tonumber(beat:match('^%d+') or 0) > tonumber(ARGV[4]) then
-    local token = redis.call('HINCRBY', KEYS[1], 'epoch', 1) .. ':' .. ARGV[3]
-    redis.call('HSET', KEYS[1], 'lease:' .. worker, token)
+  if not holder or ms - beat_ms(beat) > tonumber(ARGV[4]) then
+    local epoch = natural(redis.call('HGET', KEYS[1], 'epoch')) + 1
+    local token = string.format('%.0f', epoch) .. ':' .. ARGV[3]
+    redis.call('HSET', KEYS[1], 'lease:' .. worker, token, 'epoch', string.format('%.0f', epoch))
     redis.call('HSET', KEYS[2], worker, ms .. ' ')
-    local slots = tonumber(redis.call('HGET', KEYS[1], 'slots') or 0)
+    local slots = natural(redis.call('HGET', KEYS[1], 'slots'), MOST_SLOTS)
     if slot >= slots then redis.call('HSET', KEYS[1], 'slots', slot + 1) end
     return {slot, token}
   end
@@ -261,7 +275,7 @@ local task = redis.call('HMGET', ARGV[1], 'state', 'train_count', 'version', 'ba
 if not task[1] then return {'gone'} end
 local lease = 'lease:' .. ARGV[3]
 local place = redis.call('HMGET', KEYS[1], lease, 'sent_bytes', 'slots')
-local slots = tonumber(place[3] or 0)
+local slots = natural(place[3], MOST_SLOTS)
 if not place[1] and not final(task[1]) then
   redis.call('HSET', KEYS[1], lease, ARGV[2])
   place[1] = ARGV[2]
@@ -271,7 +285,8 @@ end
 if place[1] ~= ARGV[2] then return {} end
 if final(task[1]) then return {task[1]} end
 local limit = math.max(tonumber(task[4]), tonumber(task[5]) * slots)
-local waiting = tonumber(place[2] or 0) - tonumber(task[6])
+local sent_bytes = natural(place[2])
+local waiting = sent_bytes - tonumber(task[6])
 local room = limit - waiting
 if waiting == 0 then room = math.huge end
 local sent, rank, actors = 0, 0, 0
@@ -291,7 +306,7 @@ if ARGV[5] ~= '' then
   local beats = redis.call('HGETALL', KEYS[2])
   for i = 1, #beats, 2 do
     local slot = tonumber(beats[i]:match('^actor%-(%d+)$'))
-    if slot and ms - tonumber(beats[i + 1]:match('^%d+') or 0) <= tonumber(ARGV[5]) then
+    if slot and ms - beat_ms(beats[i + 1]) <= tonumber(ARGV[5]) then
       actors = actors + 1
       if slot < mine then rank = rank + 1 end
     end
@@ -308,7 +323,7 @@ SEND = (
     + """
 if tonumber(ARGV[5]) <= room + tonumber(ARGV[6]) * limit then
   redis.call('XADD', KEYS[2], '*', 'd', ARGV[4], 'w', ARGV[3])
-  redis.call('HINCRBY', KEYS[1], 'sent_bytes', ARGV[5])
+  redis.call('HSET', KEYS[1], 'sent_bytes', string.format('%.0f', sent_bytes + tonumber(ARGV[5])))
   sent = 1
 end
 """

@@ -23,6 +23,7 @@ from srl.runner.distribution.keeper import restore_from_directories
 from srl.runner.distribution.outages import persist
 from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.distribution.records import Lease, LeaseLostError, TaskDefinition, TaskOverError
+from srl.runner.distribution.scripts import MOST_SLOTS
 from srl.runner.distribution.work_dir import remove_finished, task_directory
 from srl.runner.env_process import ONE_THREAD
 from srl.runner.plugins import load_plugins
@@ -34,9 +35,6 @@ IDLE_S = 0.5
 """How often an idle worker looks for tasks."""
 SPARE_S = 1.5 * LEASE_MS / 1000
 """An actor that found no place for this long is no replacement for another: it joins beyond the number asked for."""
-
-
-MOST_ACTORS = 10_000
 
 
 def trainer_run_forever(
@@ -171,7 +169,7 @@ def _find_work(broker: Broker, role: Literal["trainer", "actor"], refused: set[s
             broker.add_error(task, f"{role} on {socket.gethostname()}", str(error))
             continue
         joins = spare and fields["lockstep"] == "0"
-        slots = 1 if role == "trainer" else MOST_ACTORS if joins else int(fields["actor_num"])
+        slots = 1 if role == "trainer" else MOST_SLOTS if joins else int(fields["actor_num"])
         lease = broker.acquire(task, role, slots)
         if lease is not None:
             return lease
