@@ -7,7 +7,7 @@ with any framework. A `Config` subclass registers itself by its name; nothing el
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -33,6 +33,8 @@ class RLConfig(Settings):
     """Settings that all algorithms share. An algorithm subclasses it with `algorithm="its name"`."""
 
     algorithm: ClassVar[str] = ""
+    version: ClassVar[int] = 1
+    """Goes up with every change that makes settings, parameters or segments of an older one mean something else."""
     action_type: ClassVar[Literal["discrete", "continuous"]] = "discrete"
 
     window_length: int = setting(
@@ -108,8 +110,23 @@ class RLConfig(Settings):
         return max(length, 2 * (self.window_length + self.n_step_frames))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields and, under `algorithm`, the registered name."""
-        return {"algorithm": self.algorithm, **super().to_dict()}
+        """Return the fields and, as `algorithm` and `version`, what they are of."""
+        return {"algorithm": self.algorithm, "version": self.version, **super().to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild settings from `to_dict`'s data, without its `algorithm`.
+
+        Raises `ConfigError` where this process has another version of the algorithm, or does not know a setting.
+        """
+        fields = dict(data)
+        version = fields.pop("version", cls.version)
+        if version != cls.version:
+            raise ConfigError(
+                f"these settings are of {cls.algorithm} version {version}, this process has version {cls.version}; run "
+                "the same version of SRL, or of the module that defines it, everywhere"
+            )
+        return super().from_dict(fields)
 
 
 @dataclass(frozen=True)
@@ -263,6 +280,10 @@ class Memory(Protocol):
 
     def insert(self, segments: Sequence[Segment]) -> int:
         """Store segments and return how many transitions they added."""
+        ...
+
+    def check(self, segments: Sequence[Segment]) -> None:
+        """Raise `SpaceError` where a segment is none that `insert` would take."""
         ...
 
     def sample(self, updates: int, train_count: int) -> Sample:

@@ -13,6 +13,7 @@ import click
 
 import srl
 from srl.base.errors import BrokerError, SrlError, WorkerError
+from srl.cli.accounts import broker_acl
 from srl.cli.deploy import deploy
 from srl.cli.results import evaluate, plot
 from srl.cli.settings import settings
@@ -88,7 +89,7 @@ def cli() -> None:
     """  # noqa: D301 - \b is click's mark for "do not wrap"
 
 
-for command in (train, trainer, actor, status, watch, cancel, evaluate, plot, settings, deploy):
+for command in (train, trainer, actor, status, watch, cancel, evaluate, plot, settings, broker_acl, deploy):
     cli.add_command(command)
 
 

@@ -203,6 +203,8 @@ def _run_facts(status: RunStatus) -> list[str]:
     if status.backlog_limit_bytes:
         backlog += f"/{_bytes(status.backlog_limit_bytes)}"
     facts = [f"elapsed {duration(status.elapsed_s)}{left}", train, evaluation_text(status), memory, backlog]
+    if status.messages_refused:
+        facts.append(f"{status.messages_refused:,} message{'s' * (status.messages_refused != 1)} refused")
     if status.messages_lost:
         facts.append(f"{status.messages_lost:,} message{'s' * (status.messages_lost != 1)} lost with the broker")
     return facts

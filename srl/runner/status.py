@@ -61,6 +61,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     memory_capacity: int = 0
     messages_lost: int = 0
     """Messages of actors that no trainer got, because the broker lost its data."""
+    messages_refused: int = 0
+    """Messages that the trainer refused, because they are damaged or no play of this task."""
     backlog_bytes: int = 0
     backlog_limit_bytes: int = 0
     parameter_version: int = 0

@@ -20,8 +20,9 @@ import numpy as np
 from numbered_env import steps_taken
 
 from srl.runner.distribution import RedisParameters, embedded
-from srl.runner.distribution.broker import Broker, once
+from srl.runner.distribution.broker import Broker
 from srl.runner.distribution.embedded import _unused_port
+from srl.runner.distribution.outages import once
 
 CLIENT = """
 import sys

@@ -156,9 +156,8 @@ class ReplayMemory:
         Raises:
             SpaceError: a segment does not fit the spaces or the ring; then none is stored.
         """
+        self.check(segments)
         counts = [len(segment.transitions(self._n_step)) for segment in segments]
-        for segment, count in zip(segments, counts, strict=True):
-            self._check(segment, count)
         address = self._start(self._newest)
         run: list[Segment] = []
         frames, transitions = 0, 0
@@ -177,6 +176,11 @@ class ReplayMemory:
             frames, transitions = frames + length, transitions + count
         self._write(run, address)
         return sum(counts)
+
+    def check(self, segments: Sequence[Segment]) -> None:
+        """Raise `SpaceError` where a segment does not fit the spaces or the ring."""
+        for segment in segments:
+            self._check(segment, len(segment.transitions(self._n_step)))
 
     def sample(self, updates: int, train_count: int) -> Sample:
         """Draw batches for `updates` updates, each stratified: one draw from every `1 / batch_size` of the mass.
@@ -380,6 +384,13 @@ class ReplayMemory:
                 f"a segment of lane {segment.lane} has the extras {sorted(segment.extras)}, the memory needs "
                 f"{sorted(self._extras)}; actors and trainer must run the same version"
             )
+        for name, values in segment.extras.items():
+            shape, dtype = self._extras[name]
+            if values.shape[1:] != tuple(shape) or values.dtype != np.dtype(dtype):
+                raise SpaceError(
+                    f"a segment of lane {segment.lane} has {name} of {list(values.shape[1:])} {values.dtype}, the "
+                    f"memory holds {list(shape)} {np.dtype(dtype)}"
+                )
         if len(frames) > self._slots - self._spare or count > self._config.capacity:
             raise SpaceError(
                 f"a segment of {count} transitions does not fit a memory of {self._config.capacity}; "

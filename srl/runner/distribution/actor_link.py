@@ -20,12 +20,14 @@ from srl.base.algorithm import Tree
 from srl.base.segment import Segment
 from srl.runner.actor import Produced
 from srl.runner.alive import give_sign_of_life
-from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, Lease, Reply, outlast
+from srl.runner.distribution.broker import MESSAGE_STEPS, Broker
 from srl.runner.distribution.keeper import BEAT_S
+from srl.runner.distribution.outages import outlast
+from srl.runner.distribution.records import Lease, Reply
 from srl.runner.distribution.trainer_session import Rates
-from srl.runner.distribution.wire import Experience, decode_tree, encode_experience, unpacked_bytes
+from srl.runner.distribution.wire import EvaluationRecord, Experience, decode_tree, encode_experience, unpacked_bytes
 from srl.runner.env_faults import EnvWatch
-from srl.runner.status import ActorStatus, Evaluation
+from srl.runner.status import ActorStatus
 
 logger = logging.getLogger("srl")
 
@@ -73,7 +75,7 @@ class ActorLink:
         self._closing = threading.Event()  # nothing more will be added
         self._failure: BaseException | None = None
         self._messages: queue.Queue[Experience] = queue.Queue(maxsize=1)
-        self._evaluations: queue.SimpleQueue[tuple[Evaluation, float]] = queue.SimpleQueue()
+        self._evaluations: list[EvaluationRecord] = []
         self._pending = Produced()
         self._pending_transitions = 0
         self._pending_since_s = time.monotonic()
@@ -156,14 +158,13 @@ class ActorLink:
     def flush(self, segments: list[Segment]) -> None:
         """Hand over everything that is left, with these last segments."""
         self._pending.segments += segments
-        if self._pending.segments or self._pending.env_steps:
+        if self._pending.segments or self._pending.env_steps or self._evaluations:
             self.hand_over()
 
     def report_evaluation(self, rewards: list[float], train_count: int) -> None:
-        """Leave an evaluation for the status and the history."""
-        mean = sum(rewards) / len(rewards)
-        evaluation = Evaluation(train_count=train_count, episodes=len(rewards), mean_reward=mean)
-        self._evaluations.put((evaluation, time.monotonic() - self._started_s))
+        """Send an evaluation along with the next message, for the status and the history."""
+        time_s = max(0.0, time.monotonic() - self._started_s)
+        self._evaluations.append(EvaluationRecord(train_count, len(rewards), sum(rewards) / len(rewards), time_s))
 
     def hand_over(self) -> None:
         """Hand what was collected over as a message; waits while another one waits to be sent."""
@@ -186,7 +187,9 @@ class ActorLink:
             env_steps=pending.env_steps,
             episode_rewards=pending.episode_rewards,
             episode_lengths=pending.episode_lengths,
+            evaluations=self._evaluations,
         )
+        self._evaluations = []
         self._sequence += 1
         return experience
 
@@ -203,8 +206,6 @@ class ActorLink:
                     self._beat()
                 elif not self._has_other or self._env_steps - self._looked_at_step >= LOOK_STEPS:
                     self._look()
-                while not self._evaluations.empty():
-                    self._store_evaluation(*self._evaluations.get())
                 self._tell_faults()
             self._told_at_s = -TELL_S
             self._tell_faults()
@@ -326,17 +327,6 @@ class ActorLink:
         tree, metadata = decode_tree(blob)
         self.newest = Published(version, tree, int(metadata["train_count"]))
         self._parameters_ready.set()
-
-    def _store_evaluation(self, evaluation: Evaluation, elapsed_s: float) -> None:
-        row = {
-            "time": round(elapsed_s, 3),
-            "train": evaluation.train_count,
-            "role": "eval",
-            "worker": self._lease.worker,
-            "eval_reward0": evaluation.mean_reward,
-        }
-        text = msgspec.json.encode(evaluation).decode()
-        self._ask(lambda: self._broker.add_history(self._lease, row, text))
 
     def _ask(self, call: Callable[[], T]) -> T | None:
         return outlast(call, self._broker, self._stop)

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from srl.base.env import EnvConfig
 from srl.runner.actor import Actor
 from srl.runner.distribution.actor_link import ActorLink, Published
-from srl.runner.distribution.broker import Broker, Lease, TaskDefinition, persist
+from srl.runner.distribution.broker import Broker
+from srl.runner.distribution.outages import persist
+from srl.runner.distribution.records import Lease, TaskDefinition
 from srl.runner.env_faults import EnvWatch
 from srl.runner.evaluate import Evaluator
 from srl.runner.lanes import make_lane_groups

@@ -5,21 +5,36 @@ Commands are those of Redis 7.0, so Redis and Valkey both serve. `Broker` is use
 that does it, so a worker that lost its lease, or whose task is over, cannot change anything.
 """
 
+import contextlib
 import dataclasses
+import functools
+import hashlib
 import json
 import logging
-import random
 import re
 import secrets
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from srl.base.errors import BrokerError, BrokerUnreachableError, ProtocolError
+import srl
+from srl.base.errors import BrokerError, ProtocolError
 from srl.runner.distribution import scripts
 from srl.runner.distribution.parameters import RedisParameters
+from srl.runner.distribution.records import (
+    Committed,
+    Event,
+    Lease,
+    LeaseLostError,
+    Message,
+    Position,
+    Refused,
+    Reply,
+    ScriptsMissingError,
+    TaskDefinition,
+    TaskGoneError,
+    TaskOverError,
+)
 from srl.runner.distribution.wire import PROTOCOL_VERSION, unpacked_bytes
 
 if TYPE_CHECKING:
@@ -33,8 +48,8 @@ TASKS_KEY = "srl:tasks"
 QUEUE_KEY = "srl:queue"
 LEASE_MS = 8_000
 """A worker that has been silent for this long may be replaced."""
-GONE_S, GONE_POLL_S = 60.0, 0.5
-"""How long a worker or client waits for a task that the broker lost to be restored by its trainer, and how it looks."""
+MOST_TASKS = 1_000
+"""Unfinished ones, and those whose results are still kept."""
 KEEP_FINISHED_S = 7 * 24 * 3600
 """How long a finished task's parameters, checkpoint and history stay for a client to fetch."""
 MESSAGE_STEPS = 128
@@ -44,116 +59,22 @@ LAST_BACKLOGS = 4
 """How many times its limit a backlog may be above that with what stopping actors still have."""
 HISTORY_LENGTH = 100_000
 EVENT_LENGTH = 100
+MOST_TEXT = 16_000
+"""Characters of an error, a status or a history row; what is longer is cut, or refused where it has to be whole."""
+EXPERIENCE_BYTES, OTHER_BYTES = 64 * 2**20, 16 * 2**20
+"""What actors' keys may take at the broker, experience beside some backlogs; the trainer clears what is above it."""
+QUARANTINED, QUARANTINED_BYTES = 20, 4096
+"""How many refused messages are kept to be looked at, and how much of each."""
 FINAL_STATES = ("done", "failed", "cancelled")
 
 _FIELDS = (
     *("name", "state", "error", "created_ms", "started_ms", "finished_ms", "progress", "evaluation", "protocol"),
     *("train_count", "target_train_count", "timeout_s", "actor_num", "version"),
-    *("backlog_limit", "sent_bytes", "received_bytes"),
+    *("backlog_limit", "actor_backlog", "received_bytes", "beat"),
 )
 _SEQUENCE = "sequence:"
 _SAFE_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 """Of tasks: a trainer names a folder after one, so nothing else from the broker may become a path."""
-
-
-class LeaseLostError(BrokerError):
-    """Somebody else holds the lease now, or the broker lost the task; what this worker still does is refused."""
-
-
-class TaskGoneError(LeaseLostError):
-    """The broker does not know the task: it came back without its data. A trainer that lives restores it."""
-
-
-class TaskOverError(BrokerError):
-    """The task is done, failed or cancelled: the worker is to leave it."""
-
-
-@dataclass(frozen=True)
-class TaskDefinition:
-    """What a task consists of, as JSON data. `spaces` saves the trainer from needing the env itself."""
-
-    env: dict[str, Any]
-    spaces: dict[str, Any]
-    rl: dict[str, Any]
-    run: dict[str, Any]
-    start_train_count: int
-    start_env_steps: int = 0
-    protocol: int = PROTOCOL_VERSION
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The right to be the trainer or one actor of a task; the token has a fencing epoch and is never used twice."""
-
-    task: str
-    role: Literal["trainer", "actor"]
-    slot: int
-    token: str
-
-    @property
-    def worker(self) -> str:
-        """Name for people: `trainer`, `actor-0`."""
-        return "trainer" if self.role == "trainer" else f"actor-{self.slot}"
-
-    @property
-    def sender(self) -> str:
-        """Name of its messages' sender, never used twice: `actor-0/7:a1b2c3`."""
-        return f"{self.worker}/{self.token}"
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What the broker tells a worker with every call.
-
-    Attributes:
-        train_count: the run's clock. version: of the newest parameters.
-        room: bytes of the largest message that the backlog took before this call, unpacked.
-        sent: whether a message was taken; a full backlog refuses it.
-        rank, actors: the actor's number among those that play now and their number, where it asked; else 0.
-    """
-
-    train_count: int
-    version: int
-    room: float
-    sent: bool
-    rank: int
-    actors: int
-
-
-@dataclass(frozen=True)
-class Event:
-    """An error of a worker, or, without a worker, the state that a task ended in."""
-
-    id: str
-    worker: str
-    message: str
-
-
-@dataclass(frozen=True)
-class Position:
-    """How far a trainer's experience is counted.
-
-    Attributes:
-        last: id of the last message.
-        received_bytes: of all messages so far, unpacked.
-        sequences: newest sequence number by actor, of those that changed.
-    """
-
-    last: str
-    received_bytes: int
-    sequences: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Committed:
-    """What a trainer finds at its start: counters, position and parameters' version of the one before it."""
-
-    train_count: int
-    progress: dict[str, Any]
-    position: Position
-    version: int
-    backlog_limit_bytes: int
-    elapsed_s: float
 
 
 class Broker:
@@ -162,7 +83,6 @@ class Broker:
     def __init__(self, parameters: RedisParameters, client: "redis.Redis | None" = None) -> None:
         self.parameters = parameters
         self.redis: Any = client if client is not None else parameters.connect()
-        self._scripts: dict[str, Any] = {}
         self._answering = threading.Lock()
         self._answers = True
 
@@ -201,8 +121,13 @@ class Broker:
             "progress": json.dumps({"env_steps": definition.start_env_steps}),
         }
         keys = [TASKS_KEY, QUEUE_KEY, _key(task, "task"), _key(task, "checkpoint")]
-        arguments = [task, name, definition.start_train_count, checkpoint, *_flat(fields)]
+        arguments = [task, name, definition.start_train_count, checkpoint, MOST_TASKS, *_flat(fields)]
         conflict = self._run(scripts.CREATE, keys, arguments)
+        if conflict and conflict[0] == b"full":
+            raise BrokerError(
+                f"the broker at {self.parameters.address} has {MOST_TASKS} tasks, which is the most; cancel some (srl "
+                "cancel), or wait until finished ones are a week old"
+            )
         if conflict:
             raise BrokerError(
                 f"a task called {name!r} is {conflict[0].decode()} at {self.parameters.address}; "
@@ -239,7 +164,7 @@ class Broker:
             # Of the newest actors: a script takes only so many arguments, and older ones are gone.
             **{f"{_SEQUENCE}{actor}": number for actor, number in list(sequences.items())[-RESTORED_SEQUENCES:]},
         }
-        keys = [TASKS_KEY, QUEUE_KEY, *(_key(lease.task, part) for part in ("task", "workers", "checkpoint"))]
+        keys = [TASKS_KEY, QUEUE_KEY, *(_key(lease.task, part) for part in ("task", "checkpoint"))]
         return bool(self._run(scripts.RESTORE, keys, [lease.task, checkpoint, int(elapsed_s * 1000), *_flat(fields)]))
 
     def find_task(self, name: str = "") -> str | None:
@@ -262,15 +187,18 @@ class Broker:
 
     def open_tasks(self) -> list[tuple[str, dict[str, str]]]:
         """Return (id, fields) of the unfinished tasks, oldest first."""
-        return self._listed(QUEUE_KEY, ("name", "state", "protocol", "actor_num", "lockstep"))
+        return self._listed(QUEUE_KEY, ("name", "state", "protocol", "made_by", "actor_num", "lockstep"))
 
     def definition(self, task: str) -> TaskDefinition:
         """Return a task's definition; `ProtocolError` where another version of SRL wrote it."""
-        text, protocol = self.redis.hmget(_key(task, "task"), "definition", "protocol")
+        text, protocol, made_by = self.redis.hmget(_key(task, "task"), "definition", "protocol", "made_by")
         if text is None:
             raise TaskGoneError(_gone(task, self.parameters.address))
-        check_protocol(task, int(protocol))
-        return TaskDefinition(**json.loads(text))
+        check_protocol(task, int(protocol), _text(made_by))
+        try:
+            return TaskDefinition(**json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ProtocolError(f"the definition of task {task!r} cannot be read: {error}") from error
 
     def task_fields(self, task: str) -> dict[str, str]:
         """Return a task's small fields (state, counters, times), without its definition; empty where it is gone."""
@@ -283,19 +211,32 @@ class Broker:
         """
         with self.redis.pipeline(transaction=True) as pipe:
             pipe.hmget(_key(task, "task"), *_FIELDS)
+            pipe.hmget(_key(task, "actors"), "sent_bytes", "slots")
             pipe.hgetall(_key(task, "workers"))
             pipe.hget(_key(task, "checkpoint"), "id")
             pipe.time()
-            values, workers, checkpoint, now = pipe.execute()
+            values, actors, workers, checkpoint, now = pipe.execute()
         if values[0] is None:
             raise TaskGoneError(_gone(task, self.parameters.address))
-        beats = {name.decode(): value.decode().partition(" ") for name, value in workers.items()}
+        fields: dict[str, Any] = _present(_FIELDS, values)
+        fields["sent_bytes"], slots = (_natural(value) for value in actors)
+        fields["backlog_limit"] = max(int(fields["backlog_limit"]), int(fields["actor_backlog"]) * slots)
         return {
-            "fields": _present(_FIELDS, values),
-            "workers": {name: (int(ms), text) for name, (ms, _, text) in beats.items() if text},
+            "fields": fields,
+            "workers": _heartbeats({b"trainer": fields.pop("beat", "").encode(), **workers}),
             "checkpoint": int(checkpoint or 0),
             "now_ms": _milliseconds(now),
         }
+
+    def playing_actors(self, task: str) -> tuple[int, int]:
+        """Return how many actors have been heard lately, and the broker's time in milliseconds."""
+        with self.redis.pipeline(transaction=True) as pipe:
+            pipe.hgetall(_key(task, "workers"))
+            pipe.time()
+            workers, now = pipe.execute()
+        now_ms = _milliseconds(now)
+        beats = [_natural(value.partition(b" ")[0]) for value in workers.values()]
+        return sum(now_ms - beat_ms <= LEASE_MS for beat_ms in beats), now_ms
 
     def elapsed_s(self, task: str) -> float:
         """Return how long a task has been running, by the broker's clock."""
@@ -305,10 +246,10 @@ class Broker:
 
     def finish(self, task: str, state: str, error: str = "", lease: Lease | None = None) -> bool:
         """Bring a task to a final state; with a lease only while it is held. Returns whether this call did it."""
-        parts = ("task", "events", "experience", "checkpoint", "history", "workers")
+        parts = ("task", "events", "experience", "checkpoint", "history", "quarantine", "workers", "actors")
         keys = [QUEUE_KEY, *(_key(task, part) for part in parts)]
-        holder = [_lease_field(lease.worker), lease.token] if lease is not None else ["", ""]
-        return bool(self._run(scripts.FINISH, keys, [task, state, error, KEEP_FINISHED_S, *holder]))
+        holder = "" if lease is None else lease.token
+        return bool(self._run(scripts.FINISH, keys, [task, state, error[:MOST_TEXT], KEEP_FINISHED_S, holder]))
 
     def parameter_version(self, task: str) -> int:
         """Return the version of the newest published parameters, 0 before the first."""
@@ -329,15 +270,18 @@ class Broker:
         entries = self.redis.xrange(_key(task, "history"), min=f"({after}", count=count)
         return [{"id": entry.decode(), **json.loads(fields[b"row"])} for entry, fields in entries]
 
-    def add_error(self, task: str, worker: str, message: str) -> None:
-        """Leave an error for the client to read."""
-        keys = [_key(task, part) for part in ("task", "events")]
-        self._run(scripts.ADD_ERROR, keys, [worker, message, EVENT_LENGTH, KEEP_FINISHED_S])
+    def add_error(self, task: str, worker: str, message: str, *, fatal: bool = False) -> None:
+        """Leave an error for the client to read; a `fatal` one for the trainer too, as its worker leaves."""
+        arguments = [_key(task, "task"), worker, message[:MOST_TEXT], "1" if fatal else "", EVENT_LENGTH]
+        self._run(scripts.ADD_ERROR, [_key(task, "events")], arguments)
 
     def events(self, task: str, after: str = "0", block_ms: int | None = None) -> list[Event]:
         """Return what came after an event's id: errors of workers, and the task's end; waits for one if asked."""
         entries = self._read_stream(_key(task, "events"), after, EVENT_LENGTH, block_ms)
-        return [Event(i.decode(), f[b"worker"].decode(), f[b"message"].decode()) for i, f in entries]
+        return [
+            Event(i.decode(), _text(f.get(b"worker")), _text(f.get(b"message")), bool(f.get(b"fatal")))
+            for i, f in entries
+        ]
 
     # --- leases and heartbeats ----------------------------------------------------------------------
 
@@ -346,25 +290,41 @@ class Broker:
 
         A lease is free when nobody has it, or its holder has been silent for `LEASE_MS`.
         """
-        keys = [_key(task, part) for part in ("task", "workers")]
-        taken = self._run(scripts.ACQUIRE, keys, [role, slots, secrets.token_hex(8), LEASE_MS])
+        nonce = secrets.token_hex(8)
+        if role == "trainer":
+            taken = self._run(scripts.ACQUIRE_TRAINER, [_key(task, "task")], [nonce, LEASE_MS])
+        else:
+            keys = [_key(task, part) for part in ("actors", "workers")]
+            taken = self._run(scripts.ACQUIRE_ACTOR, keys, [_key(task, "task"), slots, nonce, LEASE_MS])
         return Lease(task, role, int(taken[0]), taken[1].decode()) if taken else None
 
     def release(self, lease: Lease) -> None:
         """Give a lease back at once, so that the next worker need not wait for it to run out."""
-        keys = [_key(lease.task, part) for part in ("task", "workers")]
-        self._run(scripts.RELEASE, keys, [_lease_field(lease.worker), lease.token, lease.worker])
+        if lease.role == "trainer":
+            self._run(scripts.RELEASE_TRAINER, [_key(lease.task, "task")], [lease.token])
+        else:
+            keys = [_key(lease.task, part) for part in ("actors", "workers")]
+            self._run(scripts.RELEASE_ACTOR, keys, [_key(lease.task, "task"), lease.token, lease.worker])
 
     # All calls below raise `LeaseLostError` where another worker took over, `TaskGoneError` where the broker lost the
     # task, `TaskOverError` where it has ended; all mean that nothing was written.
 
     def beat(self, lease: Lease, status: str, *, count_actors: bool = False) -> Reply:
-        """Keep the lease and leave a status (JSON); an actor may ask which of how many it is."""
-        return self._fenced(scripts.BEAT, lease, "workers", [lease.worker, status, LEASE_MS if count_actors else ""])
+        """Keep the lease and leave a status (JSON); an actor may ask which of how many it is.
+
+        The trainer's beat also keeps what actors may write within bounds; what was cleared is in the reply.
+        """
+        if lease.role == "trainer":
+            parts = ("task", "actors", "workers", "experience", "events")
+            return self._fenced(scripts.WATCH, lease, parts, [status, EXPERIENCE_BYTES, OTHER_BYTES])
+        return self._fenced(scripts.BEAT, lease, ("actors", "workers"), [status, LEASE_MS if count_actors else ""])
 
     def add_history(self, lease: Lease, row: Mapping[str, Any], evaluation: str = "") -> None:
-        """Append a history row, and with it the evaluation (JSON) that the status shows."""
-        self._fenced(scripts.ADD_HISTORY, lease, "history", [json.dumps(row), HISTORY_LENGTH, evaluation])
+        """Append a history row as the trainer, and with it the evaluation (JSON) that the status shows."""
+        text = json.dumps(row)
+        if len(text) > MOST_TEXT:
+            raise ProtocolError(f"a history row of {len(text)} characters is above the limit of {MOST_TEXT}")
+        self._fenced(scripts.ADD_HISTORY, lease, ("task", "history"), [text, HISTORY_LENGTH, evaluation])
 
     # --- experience, parameters, checkpoints --------------------------------------------------------
 
@@ -375,15 +335,25 @@ class Broker:
         above the limit is not stuck for ever. One of the last of an actor that stops may be above the limit too.
         """
         above = LAST_BACKLOGS if is_last else 0
-        return self._fenced(scripts.SEND, lease, "experience", [message, unpacked_bytes(message), above])
+        return self._fenced(scripts.SEND, lease, ("actors", "experience"), [message, unpacked_bytes(message), above])
 
-    def receive(self, task: str, after: str, count: int, block_ms: int) -> list[tuple[str, bytes]]:
-        """Return (id, message) of what came after an id; waits up to `block_ms` for the first.
+    def receive(self, task: str, after: str, count: int, block_ms: int) -> list[Message]:
+        """Return what came after an id; waits up to `block_ms` for the first.
 
         Messages stay at the broker until a trainer commits them: another one finds them from id "0" on.
         """
         entries = self._read_stream(_key(task, "experience"), after, count, block_ms)
-        return [(entry.decode(), fields[b"d"]) for entry, fields in entries]
+        return [Message(i.decode(), fields.get(b"d", b""), _text(fields.get(b"w"))[:64]) for i, fields in entries]
+
+    def quarantine(self, lease: Lease, message: Message, reason: str) -> None:
+        """Keep the start of a message that was refused, for somebody to look at."""
+        arguments = [message.sender, reason[:MOST_TEXT], message.data[:QUARANTINED_BYTES], QUARANTINED]
+        self._fenced(scripts.QUARANTINE, lease, ("task", "quarantine"), arguments)
+
+    def quarantined(self, task: str) -> list[Refused]:
+        """Return the last messages that were refused, oldest first."""
+        entries = self.redis.xrange(_key(task, "quarantine"))
+        return [Refused(_text(f[b"sender"]), _text(f[b"reason"]), f[b"start"]) for _, f in entries]
 
     def commit(
         self,
@@ -399,7 +369,7 @@ class Broker:
         All of it is absolute, so that a call whose answer was lost can be repeated.
         """
         fields: dict[str, Any] = {"train_count": train_count, "progress": json.dumps(progress)}
-        keep_from = ""
+        keep_from, forgotten = "", [f"{_SEQUENCE}{actor}" for actor in (position.forgotten if position else ())]
         if position is not None:
             fields["received_bytes"] = position.received_bytes
             fields |= {f"{_SEQUENCE}{actor}": number for actor, number in position.sequences.items()}
@@ -407,11 +377,13 @@ class Broker:
             keep_from = f"{milliseconds}-{int(number or 0) + 1}"
         if parameters is not None:
             fields["version"], fields["parameters"] = parameters
-        self._fenced(scripts.COMMIT, lease, "experience", [keep_from, *_flat(fields)])
+        arguments = [keep_from, len(forgotten), *forgotten, *_flat(fields)]
+        self._fenced(scripts.COMMIT, lease, ("task", "experience", "actors"), arguments)
 
     def committed(self, task: str) -> Committed:
         """Return where the last commit left the task, for the next trainer to go on from."""
         fields = {name.decode(): value for name, value in self.redis.hgetall(_key(task, "task")).items()}
+        slots = _natural(self.redis.hget(_key(task, "actors"), "slots"))
         if not fields:
             raise TaskGoneError(_gone(task, self.parameters.address))
         sequences = {
@@ -422,16 +394,18 @@ class Broker:
             progress=json.loads(fields["progress"]),
             position=Position("0", int(fields["received_bytes"]), sequences),
             version=int(fields["version"]),
-            backlog_limit_bytes=int(fields["backlog_limit"]),
+            backlog_limit_bytes=max(int(fields["backlog_limit"]), slots * int(fields["actor_backlog"])),
             elapsed_s=self.elapsed_s(task),
         )
 
     def store_checkpoint(self, lease: Lease, blob: bytes) -> None:
         """Keep a learner state from which another trainer, or the client, can go on."""
-        self._fenced(scripts.STORE_CHECKPOINT, lease, "checkpoint", [blob])
+        self._fenced(scripts.STORE_CHECKPOINT, lease, ("task", "checkpoint"), [blob])
 
     def _listed(self, key: str, names: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
         """Return the tasks of a list that exist, with some of their fields, and forget those that do not."""
+        import redis
+
         tasks = [task.decode() for task in self.redis.zrange(key, 0, -1)]
         with self.redis.pipeline(transaction=False) as pipe:
             for task in tasks:
@@ -439,7 +413,8 @@ class Broker:
             found = [(task, _present(names, values)) for task, values in zip(tasks, pipe.execute(), strict=True)]
         gone = [task for task, fields in found if not fields]
         if gone:
-            self.redis.zrem(key, *gone)
+            with contextlib.suppress(redis.exceptions.NoPermissionError):  # an actor leaves that to others
+                self.redis.zrem(key, *gone)
         return [(task, fields) for task, fields in found if fields]
 
     def _read_stream(
@@ -449,9 +424,12 @@ class Broker:
         entries: list[tuple[bytes, dict[bytes, bytes]]] = answer[0][1] if answer else []
         return entries
 
-    def _fenced(self, script: str, lease: Lease, part: str, arguments: list[Any]) -> Reply:
-        keys = [_key(lease.task, "task"), _key(lease.task, part)]
-        values = self._run(script, keys, [_lease_field(lease.worker), lease.token, *arguments])
+    def _fenced(self, script: str, lease: Lease, parts: Sequence[str], arguments: list[Any]) -> Reply:
+        keys = [_key(lease.task, part) for part in parts]
+        holder = [lease.token]
+        if lease.role == "actor":
+            holder = [_key(lease.task, "task"), lease.token, lease.worker]
+        values = self._run(script, keys, [*holder, *arguments])
         if not values:
             raise LeaseLostError(f"{lease.worker} was replaced in task {lease.task!r}")
         if len(values) == 1:
@@ -459,14 +437,36 @@ class Broker:
             if state == "gone":
                 raise TaskGoneError(_gone(lease.task, self.parameters.address))
             raise TaskOverError(f"task {lease.task!r} is {state}")
-        train_count, version, room, sent, rank, actors = values
-        return Reply(int(train_count), int(version), float(room), bool(sent), int(rank), int(actors))
+        train_count, version, room, sent, rank, actors, *cleared = values
+        names = tuple(key.decode().rpartition(":")[2] for key in cleared[0]) if cleared else ()
+        return Reply(int(train_count), int(version), float(room), bool(sent), int(rank), int(actors), names)
 
     def _run(self, script: str, keys: list[str], arguments: list[Any]) -> Any:
-        registered = self._scripts.get(script)
-        if registered is None:
-            registered = self._scripts[script] = self.redis.register_script(script)
-        return registered(keys=keys, args=arguments)
+        import redis
+
+        try:
+            return self.redis.evalsha(_digest(script), len(keys), *keys, *arguments)
+        except redis.exceptions.NoScriptError:
+            self.load_scripts()
+            return self.redis.evalsha(_digest(script), len(keys), *keys, *arguments)
+
+    def load_scripts(self) -> None:
+        """Load all scripts into the server, as clients and trainers may; an actor may only run them.
+
+        Raises `ScriptsMissingError` where this user may not; it passes when a trainer or client comes.
+        """
+        import redis
+
+        try:
+            for script in scripts.ALL:
+                self.redis.script_load(script)
+        except redis.exceptions.NoPermissionError as error:
+            raise ScriptsMissingError("no trainer or client has been there since the broker's start") from error
+
+
+@functools.cache
+def _digest(script: str) -> str:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
 def _fields_of(definition: TaskDefinition, label: str, backlog_limit_bytes: int) -> dict[str, Any]:
@@ -476,6 +476,7 @@ def _fields_of(definition: TaskDefinition, label: str, backlog_limit_bytes: int)
         "name": label,
         "definition": json.dumps(dataclasses.asdict(definition)),
         "protocol": definition.protocol,
+        "made_by": definition.made_by,
         "actor_num": definition.run["actor_num"],
         "backlog_limit": backlog_limit_bytes,
         "actor_backlog": backlog_limit_bytes // definition.run["actor_num"],
@@ -485,87 +486,14 @@ def _fields_of(definition: TaskDefinition, label: str, backlog_limit_bytes: int)
     }
 
 
-def check_protocol(task: str, protocol: int) -> None:
+def check_protocol(task: str, protocol: int, made_by: str) -> None:
     """Raise `ProtocolError` that names both versions where a task was made by another one."""
     if protocol != PROTOCOL_VERSION:
         raise ProtocolError(
-            f"task {task!r} was made with protocol version {protocol}, this SRL speaks version "
-            f"{PROTOCOL_VERSION}; run the same SRL version on client, trainer and actors"
+            f"task {task!r} was made with protocol version {protocol} (SRL {made_by or 'of an older version'}), this "
+            f"SRL ({srl.__version__}) speaks version {PROTOCOL_VERSION}; run the same SRL version on client, trainer "
+            "and actors"
         )
-
-
-def persist(
-    call: Callable[[], T], broker: Broker, stop: threading.Event, meanwhile: Callable[[], None] | None = None
-) -> T | None:
-    """Call until the broker answers, with back-off and jitter, so that many do not come back at the same moment.
-
-    Returns `None` when `stop` was set before that. Anything but a lost connection is raised, and what
-    `meanwhile`, called before each new try, raises.
-    """
-    import redis
-
-    delay_s = 0.1
-    while True:
-        try:
-            answer = call()
-        except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError) as error:
-            if isinstance(error, redis.AuthenticationError):
-                raise BrokerError(f"the broker at {broker.parameters.address} refused the log-in: {error}") from error
-            if isinstance(error, redis.ResponseError) and not _passes(error):
-                raise
-            broker.note_whether_it_answers(error)
-            if stop.wait(delay_s * random.uniform(0.5, 1.0)):
-                return None
-            if meanwhile is not None:
-                meanwhile()
-            delay_s = min(2 * delay_s, 2.0)
-        else:
-            broker.note_whether_it_answers(None)
-            return answer
-
-
-def outlast(
-    call: Callable[[], T],
-    broker: Broker,
-    stop: threading.Event,
-    meanwhile: Callable[[], None] | None = None,
-) -> T | None:
-    """Call as `persist` does, and wait where the broker lost the task until its trainer has restored it.
-
-    Raises `TaskGoneError` where nobody does so within `GONE_S`.
-    """
-    since_s: float | None = None
-    while True:
-        try:
-            return persist(call, broker, stop, meanwhile)
-        except TaskGoneError as error:
-            if since_s is None:
-                since_s = time.monotonic()
-                logger.warning("%s; waiting for its trainer to restore it", error)
-            if time.monotonic() - since_s > GONE_S or stop.wait(GONE_POLL_S):
-                raise
-        if meanwhile is not None:
-            meanwhile()
-
-
-def once(call: Callable[[], T], broker: Broker) -> T:
-    """Call, with a lost connection as a `BrokerUnreachableError`; for clients that do not wait."""
-    import redis
-
-    try:
-        return call()
-    except (redis.ConnectionError, redis.TimeoutError) as error:
-        raise BrokerUnreachableError(f"the broker at {broker.parameters.address} does not answer: {error}") from error
-
-
-def _passes(error: Exception) -> bool:
-    """Whether a server's answer is about a state that it will leave.
-
-    While one server takes over from another, the old one is read-only; one whose disk is full refuses writes.
-    """
-    import redis
-
-    return isinstance(error, redis.ReadOnlyError) or "MISCONF" in str(error)
 
 
 def _gone(task: str, address: str) -> str:
@@ -585,6 +513,25 @@ def _lease_field(worker: str) -> str:
 
 def _flat(fields: Mapping[str, Any]) -> list[Any]:
     return [item for pair in fields.items() for item in pair]
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode(errors="replace")[:MOST_TEXT]
+
+
+def _natural(value: bytes | None) -> int:
+    """Return a number that an actor may have written: nothing else than one is believed."""
+    return int(value) if value is not None and re.fullmatch(rb"[0-9]{1,18}", value) else 0
+
+
+def _heartbeats(workers: Mapping[bytes, bytes]) -> dict[str, tuple[int, str]]:
+    """Return time and status by worker, leaving out what no worker of SRL has written, and who has no status yet."""
+    beats = {}
+    for name, value in workers.items():
+        milliseconds, _, status = value.partition(b" ")
+        if status and len(value) <= MOST_TEXT and re.fullmatch(rb"trainer|actor-[0-9]{1,5}", name):
+            beats[name.decode()] = _natural(milliseconds), status.decode(errors="replace")
+    return beats
 
 
 def _present(names: Sequence[str], values: Sequence[bytes | None]) -> dict[str, str]:

@@ -20,15 +20,9 @@ import msgspec
 from srl.base.algorithm import Memory
 from srl.base.errors import ProtocolError
 from srl.runner.alive import give_sign_of_life
-from srl.runner.distribution.broker import (
-    KEEP_FINISHED_S,
-    Broker,
-    Committed,
-    Lease,
-    TaskDefinition,
-    TaskGoneError,
-    persist,
-)
+from srl.runner.distribution.broker import KEEP_FINISHED_S, Broker
+from srl.runner.distribution.outages import persist
+from srl.runner.distribution.records import Committed, Lease, TaskDefinition, TaskGoneError
 from srl.runner.distribution.wire import decode_tree
 from srl.runner.distribution.work_dir import task_directory
 from srl.runner.status import TrainerStatus

@@ -3,6 +3,7 @@
 from collections import deque
 
 from srl.base.errors import ProtocolError
+from srl.runner.distribution.records import Message
 from srl.runner.distribution.trainer_session import BLOCK_MS, MESSAGES_AT_ONCE, Snapshot, TrainerSession
 from srl.runner.distribution.wire import decode_experience, encode_tree
 
@@ -15,7 +16,7 @@ class LockstepSession(TrainerSession):
     """
 
     def _learn(self) -> None:
-        self._rounds: dict[str, deque[tuple[str, bytes]]] = {
+        self._rounds: dict[str, deque[Message]] = {
             f"actor-{slot}": deque() for slot in range(self._run_config.actor_num)
         }
         trainer, after, restored = self._trainer, self._position.last, self._keeper.restored
@@ -45,12 +46,14 @@ class LockstepSession(TrainerSession):
         messages = self._ask(lambda: self._broker.receive(self._lease.task, after, MESSAGES_AT_ONCE, BLOCK_MS)) or []
         for message in messages:
             try:
-                sender = decode_experience(message[1]).actor
+                sender = decode_experience(message.data).actor.partition("/")[0]
+                if sender not in self._rounds:
+                    raise ProtocolError(f"{sender!r:.80} has no place in rounds of {len(self._rounds)} actors")
             except ProtocolError as error:
-                self._refuse(error)
+                self._refuse(message, error)
                 continue
-            self._rounds[sender.partition("/")[0]].append(message)
-        return messages[-1][0] if messages else after
+            self._rounds[sender].append(message)
+        return messages[-1].id if messages else after
 
     def _ingest(self) -> None:
         """Leave experience to the learning loop, which takes it in rounds."""

@@ -32,6 +32,9 @@ SOCKET_CONNECT_TIMEOUT_S = 5.0
 _DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 6379
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+_WANTS_CERTIFICATE = (
+    "if it wants a certificate of this side, give one that its authority signed as ssl_certfile and ssl_keyfile"
+)
 _URL_OPTIONS = (*_TLS, "task_name", "connect_timeout_s", "allow_insecure", "kwargs")
 
 
@@ -306,7 +309,10 @@ class RedisParameters:
             return "it is still loading its data"
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             self._check_tls(error)
-            return str(error).rstrip(".") or type(error).__name__
+            reason = str(error).rstrip(".") or type(error).__name__
+            if self.ssl and "EOF" in reason:  # a server's refusal may be lost with the connection
+                reason += f"; {_WANTS_CERTIFICATE}"
+            return reason
         except redis.RedisError as error:
             if "without any password" in str(error):
                 raise BrokerError(self._authentication_message(str(error))) from error
@@ -337,6 +343,10 @@ class RedisParameters:
             if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
                 raise BrokerError(
                     f"the server at {self.address} does not speak TLS there; use redis:// or the port that has TLS"
+                ) from error
+            if isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or ""):
+                raise BrokerError(
+                    f"the broker at {self.address} ended the TLS handshake ({cause.reason}); {_WANTS_CERTIFICATE}"
                 ) from error
             cause = cause.__cause__ or cause.__context__
 

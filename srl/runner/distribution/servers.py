@@ -16,20 +16,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from srl.base.errors import ConfigError, EnvError, MissingExtraError, ProtocolError, SrlError
+from srl.base.errors import ProtocolError, SrlError
 from srl.runner.alive import give_sign_of_life
-from srl.runner.distribution.broker import (
-    LEASE_MS,
-    Broker,
-    Lease,
-    LeaseLostError,
-    TaskDefinition,
-    TaskOverError,
-    check_protocol,
-    persist,
-)
+from srl.runner.distribution.broker import LEASE_MS, Broker, check_protocol
 from srl.runner.distribution.keeper import restore_from_directories
+from srl.runner.distribution.outages import persist
 from srl.runner.distribution.parameters import RedisParameters
+from srl.runner.distribution.records import Lease, LeaseLostError, TaskDefinition, TaskOverError
+from srl.runner.distribution.scripts import MOST_SLOTS
 from srl.runner.distribution.work_dir import remove_finished, task_directory
 from srl.runner.env_process import ONE_THREAD
 from srl.runner.plugins import load_plugins
@@ -41,9 +35,6 @@ IDLE_S = 0.5
 """How often an idle worker looks for tasks."""
 SPARE_S = 1.5 * LEASE_MS / 1000
 """An actor that found no place for this long is no replacement for another: it joins beyond the number asked for."""
-
-
-MOST_ACTORS = 10_000
 
 
 def trainer_run_forever(
@@ -170,7 +161,7 @@ def _find_work(broker: Broker, role: Literal["trainer", "actor"], refused: set[s
         if task in refused or not broker.is_safe(task) or (wanted and wanted not in (task, fields["name"])):
             continue
         try:
-            check_protocol(task, int(fields["protocol"]))
+            check_protocol(task, int(fields["protocol"]), fields.get("made_by", ""))
         except ProtocolError as error:
             # Another worker may speak the task's version, so the task itself goes on waiting.
             refused.add(task)
@@ -178,7 +169,7 @@ def _find_work(broker: Broker, role: Literal["trainer", "actor"], refused: set[s
             broker.add_error(task, f"{role} on {socket.gethostname()}", str(error))
             continue
         joins = spare and fields["lockstep"] == "0"
-        slots = 1 if role == "trainer" else MOST_ACTORS if joins else int(fields["actor_num"])
+        slots = 1 if role == "trainer" else MOST_SLOTS if joins else int(fields["actor_num"])
         lease = broker.acquire(task, role, slots)
         if lease is not None:
             return lease
@@ -205,17 +196,13 @@ def _serve_one(
         refused.add(lease.task)
         text = str(error) if isinstance(error, SrlError) else traceback.format_exc()
         logger.error("%s: task %s failed: %s", lease.worker, lease.task, text)
-        unfit = lease.role == "actor" and isinstance(error, (ConfigError, EnvError, MissingExtraError))
-        persist(lambda: _report_failure(broker, lease, text, others_may_serve=unfit), broker, stop)
+        persist(lambda: _report_failure(broker, lease, text), broker, stop)
     finally:
         persist(lambda: broker.release(lease), broker, stop)
         logger.info("%s: left task %s", lease.worker, lease.task)
 
 
-def _report_failure(broker: Broker, lease: Lease, text: str, *, others_may_serve: bool) -> None:
-    others = {name for name in broker.snapshot(lease.task)["workers"] if name not in ("trainer", lease.worker)}
-    if others_may_serve and others:
-        broker.add_error(lease.task, lease.worker, text)  # one badly set-up actor must not end a healthy run
-        return
-    if not broker.finish(lease.task, "failed", f"{lease.worker}: {text}", lease):
-        broker.add_error(lease.task, lease.worker, text)  # the task is over, but somebody may want to know
+def _report_failure(broker: Broker, lease: Lease, text: str) -> None:
+    # An actor's failure ends a run only where nobody else plays; its trainer decides that.
+    if lease.role == "actor" or not broker.finish(lease.task, "failed", f"{lease.worker}: {text}", lease):
+        broker.add_error(lease.task, lease.worker, text, fatal=True)

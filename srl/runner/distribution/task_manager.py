@@ -1,5 +1,6 @@
 """The client's side of a task: create it, watch it, wait for it, and take its results home."""
 
+import contextlib
 import functools
 import json
 import logging
@@ -16,8 +17,10 @@ from srl.base.env import EnvConfig
 from srl.base.errors import BrokerError, WorkerError
 from srl.base.spaces import Spaces
 from srl.runner.checkpoint import save_checkpoint
-from srl.runner.distribution.broker import MESSAGE_STEPS, Broker, TaskDefinition, once, outlast, persist
+from srl.runner.distribution.broker import MESSAGE_STEPS, Broker
+from srl.runner.distribution.outages import once, outlast, persist
 from srl.runner.distribution.parameters import RedisParameters
+from srl.runner.distribution.records import Refused, TaskDefinition
 from srl.runner.distribution.wire import decode_tree, encode_tree
 from srl.runner.history import HistoryWriter
 from srl.runner.plugins import config_from_dict, load_plugins
@@ -81,6 +84,10 @@ class TaskManager:
         """Return the newest published parameters, `None` before the first."""
         _, blob = self._once(lambda: self._broker.parameters_blob(self.task))
         return None if blob is None else decode_tree(blob)[0]
+
+    def refused_messages(self) -> list[Refused]:
+        """Return the last experience messages that the trainer refused: their senders, why, and how they begin."""
+        return self._once(lambda: self._broker.quarantined(self.task))
 
     def create_runner(self, allow: Sequence[str] = ()) -> "Runner | None":
         """Return a runner with the task's env, config and newest learned state; `None` where there is no task.
@@ -301,8 +308,10 @@ def _run_status(task: str, snapshot: Mapping[str, Any]) -> RunStatus:
         age_s = max(0, now_ms - beat_ms) / 1000
         if name == "trainer":
             trainer = msgspec.structs.replace(msgspec.json.decode(text, type=TrainerStatus), heartbeat_age_s=age_s)
-        else:
-            actors.append(msgspec.structs.replace(msgspec.json.decode(text, type=ActorStatus), heartbeat_age_s=age_s))
+            continue
+        with contextlib.suppress(msgspec.MsgspecError):  # an actor may write what it likes there
+            actor = msgspec.json.decode(text, type=ActorStatus)
+            actors.append(msgspec.structs.replace(actor, worker=name, heartbeat_age_s=age_s))
     evaluation = fields.get("evaluation")
     train_count, target = int(fields.get("train_count", 0)), int(fields.get("target_train_count") or 0)
     times_left_s = []
@@ -323,6 +332,7 @@ def _run_status(task: str, snapshot: Mapping[str, Any]) -> RunStatus:
         memory_size=progress.get("memory_size", 0),
         memory_capacity=progress.get("memory_capacity", 0),
         messages_lost=progress.get("messages_lost", 0),
+        messages_refused=progress.get("messages_refused", 0),
         backlog_bytes=int(fields["sent_bytes"]) - int(fields["received_bytes"]),
         backlog_limit_bytes=int(fields.get("backlog_limit", 0)),
         parameter_version=int(fields["version"]),

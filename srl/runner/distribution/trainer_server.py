@@ -6,9 +6,12 @@ import threading
 from pathlib import Path
 
 from srl.base.spaces import Spaces
-from srl.runner.distribution.broker import Broker, Lease, TaskDefinition, persist
+from srl.runner.distribution.broker import Broker
+from srl.runner.distribution.gate import Gate
 from srl.runner.distribution.keeper import Heartbeat, TaskKeeper
 from srl.runner.distribution.lockstep import LockstepSession
+from srl.runner.distribution.outages import persist
+from srl.runner.distribution.records import Lease, TaskDefinition
 from srl.runner.distribution.trainer_session import TrainerSession
 from srl.runner.distribution.wire import decode_tree
 from srl.runner.plugins import config_from_dict
@@ -51,4 +54,5 @@ def serve_trainer(
         if checkpoint is not None or committed.version:
             logger.info("trainer: task %s goes on at %d updates", lease.task, trainer.train_count)
     session = LockstepSession if in_lockstep else TrainerSession
-    return session(keeper, trainer, config.n_step_frames, committed, stop).run()
+    gate = Gate(config, spaces, memory, int(definition.run["num_envs"]))
+    return session(keeper, trainer, gate, config.n_step_frames, committed, stop).run()

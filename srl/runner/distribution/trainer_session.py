@@ -4,10 +4,13 @@ The learning loop never waits for the network: one thread brings segments from t
 one takes parameters, counters and checkpoints to it, one keeps the lease and reports.
 """
 
+import functools
 import json
 import logging
+import math
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,16 +22,14 @@ from srl.base.algorithm import Tree
 from srl.base.errors import ProtocolError
 from srl.base.segment import Segment
 from srl.runner.alive import give_sign_of_life
-from srl.runner.distribution.broker import (
-    Committed,
-    Position,
-    TaskGoneError,
-    persist,
-)
+from srl.runner.distribution.broker import QUARANTINED
+from srl.runner.distribution.gate import Gate
 from srl.runner.distribution.keeper import BEAT_S, Heartbeat, TaskKeeper
-from srl.runner.distribution.wire import Experience, decode_experience, encode_tree, unpacked_bytes
+from srl.runner.distribution.outages import persist
+from srl.runner.distribution.records import Committed, Event, Message, Position, TaskGoneError
+from srl.runner.distribution.wire import EvaluationRecord, Experience, decode_experience, encode_tree, unpacked_bytes
 from srl.runner.run_config import RunConfig
-from srl.runner.status import TrainerStatus
+from srl.runner.status import Evaluation, TrainerStatus
 from srl.runner.trainer import Trainer
 
 logger = logging.getLogger("srl")
@@ -39,8 +40,14 @@ CHECKPOINT_SHARE = 0.01
 """Most of its time that the learning loop may spend on checkpoints."""
 PARAMETER_BYTES_PER_S = 1_000_000
 """Most that parameters may take of the network, for each actor that fetches them."""
-KNOWN_ACTORS = 20_000
+FATAL_S = 30.0
+"""How long an actor's last error may still end the run, should nobody play meanwhile."""
+KNOWN_ACTORS = 2_000
 """Actors whose newest message is remembered; each one that is started anew is another."""
+FORGOTTEN_AT_ONCE = 1_000
+"""A script takes only so many arguments."""
+TELL_S = 10.0
+"""Pause between two texts about refused messages."""
 MESSAGES_AT_ONCE = 32
 BLOCK_MS = 200
 
@@ -59,7 +66,13 @@ class TrainerSession:
     """The threads that train; counters go on from what an earlier trainer, or the client, committed."""
 
     def __init__(
-        self, keeper: TaskKeeper, trainer: Trainer, n_step: int, committed: Committed, stop: threading.Event
+        self,
+        keeper: TaskKeeper,
+        trainer: Trainer,
+        gate: Gate,
+        n_step: int,
+        committed: Committed,
+        stop: threading.Event,
     ) -> None:
         self._keeper = keeper
         self._broker = keeper.broker
@@ -67,6 +80,7 @@ class TrainerSession:
         self._definition = keeper.definition
         self._run_config = RunConfig.from_dict(keeper.definition.run)
         self._trainer = trainer
+        self._gate = gate
         self._n_step = n_step
         self._stop = stop
         self._over = threading.Event()  # nothing more to do: the run's end or a failure
@@ -86,7 +100,13 @@ class TrainerSession:
         self._published_train_count = -1
         self._episode_rewards: list[float] = []
         self._lags: list[int] = []  # versions that inserted segments were behind
-        self._refused = 0
+        self._refused: int = committed.progress.get("messages_refused", 0)
+        self._refused_now: list[tuple[Message, str]] = []
+        self._told_refused, self._told_refused_s = self._refused, -math.inf
+        self._forgotten: list[str] = []
+        self._evaluations: list[tuple[str, EvaluationRecord]] = []
+        self._last_event = "0"
+        self._fatal: Event | None = None
         self._snapshot: Snapshot | None = None
         self._snapshot_wanted = threading.Event()
         self._snapshot_ready = threading.Event()
@@ -167,7 +187,7 @@ class TrainerSession:
     # --- experience ----------------------------------------------------------------------------------
 
     def _ingest(self) -> None:
-        waiting: list[tuple[str, bytes]] = []
+        waiting: list[Message] = []
         while not (self._stop.is_set() or self._over.is_set()):
             if not self._trainer.wait_until_insertable(BLOCK_MS / 1000):
                 continue
@@ -181,7 +201,7 @@ class TrainerSession:
                 if self._position.received_bytes - self._committed.received_bytes > self._commit_at_once_bytes:
                     self._commit()
 
-    def _receive(self) -> list[tuple[str, bytes]]:
+    def _receive(self) -> list[Message]:
         return self._broker.receive(self._lease.task, self._position.last, MESSAGES_AT_ONCE, BLOCK_MS)
 
     def _stored_since(self, stored: Mapping[str, int] | None) -> int:
@@ -209,48 +229,68 @@ class TrainerSession:
             self._trainer.count(counted)
         return segments[start:]
 
-    def _insert(self, messages: list[tuple[str, bytes]]) -> None:
+    def _insert(self, messages: list[Message]) -> None:
         fresh: dict[str, int] = {}
+        known = ChainMap(fresh, self._sequences)
         arrived: list[Experience] = []
         lost = 0
-        for _, message in messages:
+        for message in messages:
             try:
-                experience = decode_experience(message)
+                experience = decode_experience(message.data)
+                self._gate.check(experience, known)
             except ProtocolError as error:
-                self._refuse(error)
+                self._refuse(message, error)
                 continue
-            before = max(self._sequences.get(experience.actor, -1), fresh.get(experience.actor, -1))
-            if experience.sequence > before:
+            newest = known.get(experience.actor, -1)
+            if experience.sequence > newest:
                 fresh[experience.actor] = experience.sequence
-                lost += experience.sequence - before - 1
+                lost += experience.sequence - newest - 1
                 arrived.append(experience)  # the others were sent again after an answer was lost
         segments = [segment for experience in arrived for segment in experience.segments]
         self._trainer.insert(self._not_stored(segments))
         rewards = [reward for experience in arrived for reward in experience.episode_rewards]
         with self._counting:
-            received_bytes = self._position.received_bytes + sum(unpacked_bytes(message) for _, message in messages)
+            received_bytes = self._position.received_bytes + sum(unpacked_bytes(each.data) for each in messages)
             self._stored = self._trainer.memory.position
             self._messages_lost += lost
             for actor, sequence in fresh.items():
                 self._sequences.pop(actor, None)
                 self._sequences[actor] = sequence  # in order of who was heard last
             while len(self._sequences) > KNOWN_ACTORS:
-                del self._sequences[next(iter(self._sequences))]
+                self._forgotten.append(oldest := next(iter(self._sequences)))
+                del self._sequences[oldest]
             self._env_steps += sum(experience.env_steps for experience in arrived)
             self._episodes += len(rewards)
             self._episode_rewards += rewards
-            self._lags += [self._version - segment.version for segment in segments]
+            self._evaluations += [(each.actor, record) for each in arrived for record in each.evaluations]
+            self._lags += [max(0, self._version - segment.version) for segment in segments]
             uncommitted = {} if self._position is self._committed else self._position.sequences
-            last = max((message_id for message_id, _ in messages), key=_order)
-            self._position = Position(last, received_bytes, {**uncommitted, **fresh})
+            last = max((message.id for message in messages), key=_order)
+            forgotten = tuple(self._forgotten[:FORGOTTEN_AT_ONCE])
+            self._position = Position(last, received_bytes, {**uncommitted, **fresh}, forgotten)
 
-    def _refuse(self, error: ProtocolError) -> None:
-        """Count and report a message that cannot be read; the run goes on without it."""
+    def _refuse(self, message: Message, error: ProtocolError) -> None:
+        """Count a message that cannot be used; the run goes on without it, and the reporter tells of it."""
         self._refused += 1
-        if self._refused == 1:
-            text = f"an experience message was refused (later ones are only counted): {error}"
-            logger.error("trainer: %s", text)
-            self._ask(lambda: self._broker.add_error(self._lease.task, self._lease.worker, text))
+        if len(self._refused_now) < QUARANTINED:
+            self._refused_now.append((message, str(error)))
+
+    def _tell_refused(self) -> None:
+        """Put refused messages aside and tell of them, now and then."""
+        if self._refused == self._told_refused or time.monotonic() - self._told_refused_s < TELL_S:
+            return
+        refused, self._refused_now = self._refused_now, []
+        for message, reason in refused:
+            self._ask(functools.partial(self._broker.quarantine, self._lease, message, reason))
+        count, self._told_refused = self._refused - self._told_refused, self._refused
+        self._told_refused_s = time.monotonic()
+        first, reason = refused[0]
+        what = "an experience message" if count == 1 else f"{count} experience messages, the first"
+        self._tell(f"refused {what} of {first.sender or 'an unknown sender'}: {reason}")
+
+    def _tell(self, text: str) -> None:
+        logger.error("trainer: %s", text)
+        self._ask(lambda: self._broker.add_error(self._lease.task, self._lease.worker, text))
 
     # --- parameters, counters, checkpoints -----------------------------------------------------------
 
@@ -333,6 +373,7 @@ class TrainerSession:
                 self._version = version
                 self._keeper.keep_parameters(version, parameters)
             self._committed = position
+            del self._forgotten[: len(position.forgotten)]
             return True
 
     def _progress(self) -> dict[str, Any]:
@@ -340,6 +381,7 @@ class TrainerSession:
             "env_steps": self._env_steps,
             "episodes": self._episodes,
             "messages_lost": self._messages_lost,
+            "messages_refused": self._refused,
             "stored": {"identity": self._stored.identity, "segments": self._stored.segments},
             "memory_size": len(self._trainer.memory),
             "memory_capacity": self._trainer.memory.capacity,
@@ -362,9 +404,12 @@ class TrainerSession:
             steps_received=self._env_steps,
             waiting_for="" if updates_per_s else trainer.limiter.waiting_for(len(trainer.memory)),
         )
-        self._ask(lambda: self._broker.beat(self._lease, msgspec.json.encode(status).decode()))
+        reply = self._ask(lambda: self._broker.beat(self._lease, msgspec.json.encode(status).decode()))
+        if reply is not None and reply.cleared:
+            self._tell(f"actors wrote more than they may, so it was deleted: {', '.join(reply.cleared)}")
         with self._counting:
             rewards, self._episode_rewards = self._episode_rewards, []
+            evaluations, self._evaluations = self._evaluations, []
             lags, self._lags = self._lags, []
         row: dict[str, Any] = {
             "time": round(self._elapsed_s(), 3),
@@ -387,6 +432,37 @@ class TrainerSession:
         if self._messages_lost:
             row["messages_lost"] = self._messages_lost
         self._ask(lambda: self._broker.add_history(self._lease, row))
+        self._tell_refused()
+        for actor, record in evaluations:
+            self._add_evaluation(actor.partition("/")[0], record)
+        self._end_where_nobody_can_play()
+
+    def _add_evaluation(self, worker: str, record: EvaluationRecord) -> None:
+        row = {
+            "time": round(record.time_s, 3),
+            "train": record.train_count,
+            "role": "eval",
+            "worker": worker,
+            "eval_reward0": record.mean_reward,
+        }
+        shown = Evaluation(train_count=record.train_count, episodes=record.episodes, mean_reward=record.mean_reward)
+        self._ask(lambda: self._broker.add_history(self._lease, row, msgspec.json.encode(shown).decode()))
+
+    def _end_where_nobody_can_play(self) -> None:
+        """End the run with the error of an actor that has left because of it, where nobody else plays."""
+        for event in self._ask(lambda: self._broker.events(self._lease.task, self._last_event)) or []:
+            self._last_event = event.id
+            if event.fatal and event.worker.startswith("actor-"):
+                self._fatal = event
+        if self._fatal is None:
+            return
+        playing, now_ms = self._ask(lambda: self._broker.playing_actors(self._lease.task)) or (1, 0)
+        text, age_s = f"{self._fatal.worker}: {self._fatal.message}", (now_ms - self._fatal.time_ms) / 1000
+        if age_s > FATAL_S:
+            self._fatal = None
+        elif not playing:
+            self._ask(lambda: self._broker.finish(self._lease.task, "failed", text, self._lease))
+            self._over.set()
 
     # --- all threads ---------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from srl.base.algorithm import LARGE_FRAME_BYTES, Tree
 from srl.base.errors import ProtocolError
 from srl.base.segment import End, Segment
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Goes up with every change that an older reader would misread."""
 
 MAX_MESSAGE_BYTES = 512 * 2**20
@@ -65,6 +65,19 @@ _Name = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
 _Text = Annotated[str, Meta(max_length=MAX_TEXT_LENGTH)]
 
 
+class EvaluationRecord(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """A finished greedy evaluation of the parameters that `train_count` updates had made.
+
+    Attributes:
+        time_s: when it ended, since the task's start.
+    """
+
+    train_count: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    episodes: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    mean_reward: float
+    time_s: Annotated[float, Meta(ge=0)]
+
+
 @dataclass(frozen=True, eq=False)
 class Experience:
     """What an actor sends at once.
@@ -74,6 +87,7 @@ class Experience:
         sequence: number of this message within its actor; with `actor` it tells a message sent twice.
         env_steps: env steps that this message counts and no other does.
         episode_rewards, episode_lengths: of the episodes that ended since the last message, as the env gave them.
+        evaluations: those that ended since the last message.
     """
 
     actor: str
@@ -82,6 +96,7 @@ class Experience:
     env_steps: int = 0
     episode_rewards: Sequence[float] = field(default_factory=list)
     episode_lengths: Sequence[int] = field(default_factory=list)
+    evaluations: Sequence[EvaluationRecord] = field(default_factory=list)
 
 
 class _Struct(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -122,6 +137,7 @@ class _ExperienceHeader(_Struct):
     env_steps: _Natural
     episode_rewards: Annotated[list[float], Meta(max_length=MAX_ITEMS)]
     episode_lengths: Annotated[list[_Natural], Meta(max_length=MAX_ITEMS)]
+    evaluations: Annotated[list[EvaluationRecord], Meta(max_length=64)]
     blocks: Annotated[list[_Block], Meta(max_length=MAX_ITEMS)]
 
 
@@ -179,6 +195,7 @@ def encode_experience(experience: Experience) -> bytes:
         int(experience.env_steps),
         [float(reward) for reward in experience.episode_rewards],
         [int(length) for length in experience.episode_lengths],
+        list(experience.evaluations),
         blocks,
     )
     return _message(_EXPERIENCE, header, _EXPERIENCE_DECODER, body)
@@ -210,8 +227,9 @@ def decode_experience(data: bytes | memoryview) -> Experience:
         )  # fmt: skip
     body.finish()
     return Experience(
-        header.actor, header.sequence, segments, header.env_steps, header.episode_rewards, header.episode_lengths
-    )
+        header.actor, header.sequence, segments, header.env_steps, header.episode_rewards, header.episode_lengths,
+        header.evaluations,
+    )  # fmt: skip
 
 
 def encode_tree(tree: Tree, metadata: Mapping[str, Scalar]) -> bytes:

@@ -28,6 +28,7 @@ from srl.runner.distribution import (
     actor_link,
     actor_run_forever,
     actor_server,
+    outages,
     servers,
     task_manager,
     trainer_run_forever,
@@ -37,8 +38,9 @@ from srl.runner.distribution import (
 from srl.runner.distribution import (
     broker as broker_module,
 )
-from srl.runner.distribution.broker import Broker, Lease, Position, TaskDefinition, TaskGoneError
+from srl.runner.distribution.broker import Broker
 from srl.runner.distribution.embedded import EmbeddedBroker
+from srl.runner.distribution.records import Lease, Position, TaskDefinition, TaskGoneError
 from srl.runner.distribution.wire import PROTOCOL_VERSION, Experience, decode_experience, encode_experience, encode_tree
 from srl.runner.plugins import config_from_dict, load_plugins
 from srl.runner.run_config import RunConfig
@@ -130,7 +132,7 @@ def publish(broker: Broker, trainer: Lease, version: int, value: float = 0.0) ->
 
 
 def receive(broker: Broker, task: str, after: str = "0") -> list[tuple[str, bytes]]:
-    return broker.receive(task, after, 100, 10)
+    return [(each.id, each.data) for each in broker.receive(task, after, 100, 10)]
 
 
 def message(actor: Lease, sequence: int, steps: int = 8) -> bytes:
@@ -144,7 +146,7 @@ def message(actor: Lease, sequence: int, steps: int = 8) -> bytes:
         sequence=sequence,
         version=1,
     )
-    return encode_experience(Experience(actor.token, sequence, [segment], steps, [float(steps)], [steps]))
+    return encode_experience(Experience(actor.sender, sequence, [segment], steps, [float(steps)], [steps]))
 
 
 def env_steps(manager: TaskManager) -> int:
@@ -387,7 +389,7 @@ def test_the_next_trainer_takes_what_was_not_committed(server: EmbeddedBroker, b
     broker.send(actor, message(actor, 0))
     broker.send(actor, message(actor, 1))
     first, _ = receive(broker, manager.task)
-    position = Position(first[0], len(first[1]), {actor.token: 0})
+    position = Position(first[0], len(first[1]), {actor.sender: 0})
     broker.commit(dead, train_count=0, progress={"env_steps": 8}, position=position)
     broker.release(dead)
     with working(server.parameters, "trainer"):
@@ -405,9 +407,11 @@ def test_a_message_that_cannot_be_read_is_reported_and_the_run_goes_on(server: E
     with working(server.parameters, "trainer"):
         until(lambda: manager.get_status().backlog_bytes == 0)
         assert env_steps(manager) == 8
-        events = broker.events(manager.task)
-        assert len(events) == 1
-        assert re.search(rf"refused.*version 99.*version {PROTOCOL_VERSION}\b", events[0].message)
+        [event] = until(lambda: broker.events(manager.task))
+        assert re.search(rf"refused 2 .*of actor-0: .*version 99.*version {PROTOCOL_VERSION}\b", event.message)
+        kept = manager.refused_messages()
+        assert [(each.sender, each.start) for each in kept] == [("actor-0", other_version), ("actor-0", b"nonsense")]
+        assert manager.get_status().messages_refused == 2
         until(lambda: broker.history(manager.task)[-1].get("messages_refused") == 2)
 
 
@@ -522,8 +526,9 @@ def test_an_env_that_breaks_before_a_full_backlog_is_reported_all_the_same(
     broker.send(acquire(broker, manager.task, "actor"), b"it is full")
     broker.redis.hset(f"srl:{manager.task}:task", "actor_num", 2)
     publish(broker, acquire(broker, manager.task, "trainer"), version=1)
-    with working(server.parameters, "actor"), pytest.raises(WorkerError, match="a reward inf at step 100"):
-        manager.train_wait(progress=False, timeout=20)
+    with working(server.parameters, "actor"):
+        event = until(lambda: next(iter(broker.events(manager.task)), None))
+    assert event.fatal and "a reward inf at step 100" in event.message
 
 
 def test_a_lane_that_dies_natively_is_replaced_and_the_run_goes_on(
@@ -580,8 +585,9 @@ def test_a_slow_start_keeps_the_lease(server: EmbeddedBroker, broker: Broker, mo
     monkeypatch.setattr(trainer_server, "Trainer", slowly(trainer_server.Trainer))
     with working(server.parameters, "trainer", "actor"):
         assert building.acquire(timeout=20) and building.acquire(timeout=20)
-        beats = [broker.snapshot(manager.task)["workers"][name][0] for name in ("trainer", "actor-0")]
         names = ("trainer", "actor-0")
+        until(lambda: broker.snapshot(manager.task)["workers"].keys() == set(names))
+        beats = [broker.snapshot(manager.task)["workers"][name][0] for name in names]
         until(
             lambda: all(broker.snapshot(manager.task)["workers"][n][0] > b for n, b in zip(names, beats, strict=True))
         )
@@ -624,7 +630,7 @@ def test_every_setting_arrives_unchanged(server: EmbeddedBroker, broker: Broker)
     assert trainer_server.Spaces.from_dict(definition.spaces) == runner.spaces
 
 
-UNCHANGEABLE = {"algorithm"}
+UNCHANGEABLE = {"algorithm", "version"}
 
 
 def changed(settings: Any) -> Any:
@@ -736,8 +742,8 @@ def test_a_broker_that_comes_back_empty_gets_its_task_back(caplog: pytest.LogCap
 
 
 def test_a_lost_task_that_nobody_restores_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_module, "GONE_S", 0.2)
-    monkeypatch.setattr(broker_module, "GONE_POLL_S", 0.05)
+    monkeypatch.setattr(outages, "GONE_S", 0.2)
+    monkeypatch.setattr(outages, "GONE_POLL_S", 0.05)
     with EmbeddedBroker() as own:
         manager = start(own.parameters, max_train_count=1_000_000)
         with working(own.parameters, "actor"):

@@ -297,7 +297,7 @@ def test_forged_segments_are_refused(change, says):
     for changed, expectation in ((False, None), (True, says)):
         values = [change.get(i, value) if changed else value for i, value in enumerate(item)]
         block = [["float32", []], 0, ["int32", []], True, {}, [values]]
-        data = forged(1, msgspec.msgpack.encode(["a", 1, 1, [], [], [block]]), body)
+        data = forged(1, msgspec.msgpack.encode(["a", 1, 1, [], [], [], [block]]), body)
         if expectation is None:
             assert len(decode_experience(data).segments[0].frames) == 4
         else:
@@ -424,7 +424,7 @@ def compressed_message(stream, frames=9, blocks=1, announced=1):
     padded = stream + bytes(-len(stream) % 8)
     body = padded + bytes(4 * (frames - 1)) * 2
     saved = announced * max(frames * 40 * 40 - len(stream), 0)
-    return forged(1, msgspec.msgpack.encode(["a", 1, 1, [], [], [block] * blocks]), body * blocks, saved)
+    return forged(1, msgspec.msgpack.encode(["a", 1, 1, [], [], [], [block] * blocks]), body * blocks, saved)
 
 
 def test_forged_compressed_frames_are_refused():
