@@ -20,5 +20,5 @@ _HOMES = {"EnvConfig": "srl.base.env", "Runner": "srl.runner.runner"}
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(_HOMES[name]), name)  # noqa: TID251
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

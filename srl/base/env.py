@@ -112,7 +112,7 @@ def make_env(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env
     module, _, env_id = config.name.rpartition(":")
     if module:
         try:
-            importlib.import_module(module)
+            importlib.import_module(module)  # noqa: TID251
         except ImportError as error:
             raise EnvError(f"env {config.name!r} needs the module {module!r}: {error}") from error
     make = config.gym_make_func or gymnasium.make
@@ -311,7 +311,7 @@ def _resolve(reference: str) -> Callable[..., Any]:
     """Find a function by `module:name`, in allowed modules only: a message must not choose what is called."""
     module_name, _, name = reference.partition(":")
     _check_allowed(module_name)
-    found: Any = importlib.import_module(module_name)
+    found: Any = importlib.import_module(module_name)  # noqa: TID251
     for part in name.split("."):
         found = getattr(found, part, None)
     # Just what `_reference` would say: a module that an allowed one imports is not allowed for that.

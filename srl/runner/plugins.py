@@ -22,14 +22,14 @@ PLUGINS_VARIABLE = "SRL_ALLOW_PLUGINS"
 def load_plugins(allow: Iterable[str] = ()) -> None:
     """Import the built-in algorithms and processors, and the modules allowed by the caller and environment."""
     for package_name in ("srl.algorithms", "srl.rl.processors"):
-        package = importlib.import_module(package_name)
+        package = importlib.import_module(package_name)  # noqa: TID251
         for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{package_name}.{module.name}")
+            importlib.import_module(f"{package_name}.{module.name}")  # noqa: TID251
     named = [name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",")]
     for name in [*allow, *named]:
         if name:
             try:
-                importlib.import_module(name)
+                importlib.import_module(name)  # noqa: TID251
             except ImportError as error:
                 raise ConfigError(f"the allowed module {name!r} cannot be imported here: {error}") from error
             ALLOWED_MODULES.add(name)

@@ -23,5 +23,5 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)  # noqa: TID251
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
