@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import re
-import secrets
 import subprocess
 import tempfile
 import threading
@@ -82,7 +81,7 @@ def apply(
 ) -> None:
     """Create or change what an overlay says, and wait until all pods are ready.
 
-    The first time it makes a random password for the broker. What it changes in a running deployment is
+    The first time it makes random passwords for the broker. What it changes in a running deployment is
     replaced pod by pod; the run goes on.
     """
     kubectl = target.kubectl
@@ -99,8 +98,8 @@ def apply(
     try:
         if not kubectl.run(*_IN, "get", "secret", "srl-broker", "--ignore-not-found", "-o", "name"):
             # By its input: arguments can be seen by everybody on this machine.
-            kubectl.run("create", "-f", "-", text=json.dumps(_secret(secrets.token_urlsafe(24))))
-            click.echo("a password for the broker was made (secret srl-broker)")
+            kubectl.run("create", "-f", "-", text=json.dumps(_secret()))
+            click.echo("passwords for the broker were made (secret srl-broker)")
         click.echo(kubectl.run("apply", "-f", "-", text=rendered), nl=False)
     except SrlError as error:
         raise SrlError(
@@ -144,15 +143,15 @@ def logs(target: Target, role: str, follow: bool) -> None:
 def connect(target: Target, port: int) -> None:
     """Forward a local port to the broker until stopped, and say how to use it; reconnects by itself."""
     kubectl = target.kubectl
-    encoded = kubectl.run(*_IN, "get", "secret", "srl-broker", "-o", "jsonpath={.data.password}")
+    encoded = kubectl.run(*_IN, "get", "secret", "srl-broker", "-o", "jsonpath={.data.client}")
     if not base64.b64decode(encoded):
-        raise SrlError("the secret srl-broker has no password; apply an overlay first: srl deploy apply")
+        raise SrlError("the secret srl-broker has no password for clients; apply an overlay first: srl deploy apply")
     command = " ".join(["kubectl", *kubectl.command(*_IN)[1:]])
     click.echo(
         f"In another terminal:\n\n"
-        f"  export SRL_REDIS_URL=redis://127.0.0.1:{port}\n"
+        f"  export SRL_REDIS_URL=redis://client@127.0.0.1:{port}\n"
         f"  export SRL_REDIS_PASSWORD=$({command} get secret srl-broker "
-        "-o jsonpath='{.data.password}' | base64 -d)\n\n"
+        "-o jsonpath='{.data.client}' | base64 -d)\n\n"
         "and then your script with RedisParameters(), srl train, srl watch, ...\n"
     )
     told = ""
@@ -270,10 +269,14 @@ def _namespace() -> dict[str, object]:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
 
 
-def _secret(password: str) -> dict[str, object]:
+def _secret() -> dict[str, object]:
+    """Return new passwords for the broker's users, and the file by which it knows them."""
+    from srl.runner.distribution.accounts import ROLES, acl_file, new_password
+
+    passwords = {role: new_password() for role in ROLES}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": "srl-broker", "namespace": NAMESPACE, "labels": {"app.kubernetes.io/part-of": "srl"}},
-        "stringData": {"password": password, "requirepass.conf": f"requirepass {password}\n"},
+        "stringData": {**passwords, "users.acl": acl_file(passwords)},
     }

@@ -31,7 +31,8 @@ def broker_options(command: Command) -> Command:
             click.option(
                 "--password-file",
                 type=click.Path(exists=True, dir_okay=False, path_type=Path),
-                help="File with the broker's password.  [default: the variable SRL_REDIS_PASSWORD]",
+                help="File with the broker's password.  [default: the variable SRL_REDIS_PASSWORD, or the file that "
+                "SRL_REDIS_PASSWORD_FILE names]",
             ),
             click.option(
                 "--connect-timeout",
@@ -55,15 +56,13 @@ def broker_parameters(
     task_name: str = "",
 ) -> "RedisParameters":
     """Return where the broker is; `patience_s` is the timeout where neither option nor URL has one."""
-    from srl.runner.distribution.parameters import RedisParameters
+    from srl.runner.distribution.parameters import RedisParameters, password_in
 
     given: dict[str, Any] = {}
     if redis_url:
         given["url"] = redis_url
     if password_file is not None:
-        given["password"] = password_file.read_text(encoding="utf-8").strip()
-        if not given["password"]:
-            raise ConfigError(f"the password file {password_file} is empty")
+        given["password"] = password_in(password_file)
     if connect_timeout is not None:
         given["connect_timeout_s"] = connect_timeout
     parameters = RedisParameters(task_name=task_name, **given)

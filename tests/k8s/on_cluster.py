@@ -127,7 +127,7 @@ def connected(log: Path) -> Iterator[RedisParameters]:
         try:
             said = until(lambda: re.search(r"SRL_REDIS_URL=(\S+)", log.read_text()), what="connect")
             secret = json.loads(kubectl("-n", "srl", "get", "secret", "srl-broker", "-o", "json"))
-            password = base64.b64decode(secret["data"]["password"]).decode()
+            password = base64.b64decode(secret["data"]["client"]).decode()
             parameters = RedisParameters(url=said.group(1), password=password)
             parameters.wait_until_reachable(timeout_s=60)
             yield parameters

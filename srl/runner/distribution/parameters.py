@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.parse
 from dataclasses import InitVar, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srl.base.errors import BrokerError, BrokerUnreachableError, ConfigError
@@ -24,6 +25,7 @@ _logger = logging.getLogger(__name__)
 
 URL_VARIABLE = "SRL_REDIS_URL"
 PASSWORD_VARIABLE = "SRL_REDIS_PASSWORD"  # noqa: S105 - the name of a variable
+PASSWORD_FILE_VARIABLE = "SRL_REDIS_PASSWORD_FILE"  # noqa: S105
 
 SOCKET_TIMEOUT_S = 10.0
 """The longest silence of a broker within one call; blocking calls must ask for clearly less."""
@@ -42,9 +44,9 @@ _URL_OPTIONS = (*_TLS, "task_name", "connect_timeout_s", "allow_insecure", "kwar
 class RedisParameters:
     """Address, credentials and options of a Redis or Valkey server (version 7.0 or later).
 
-    Where neither a host, a URL nor a socket is given, the environment's `SRL_REDIS_URL` is used, and
-    `SRL_REDIS_PASSWORD` where no password is given; arguments go before the variables. A URL may carry every
-    option after a `?`, as in `rediss://host:6379/0?ssl_ca_certs=/etc/srl/ca.pem`.
+    Where neither a host, a URL nor a socket is given, the environment's `SRL_REDIS_URL` is used, and where no password
+    is given `SRL_REDIS_PASSWORD`, or the file that `SRL_REDIS_PASSWORD_FILE` names; arguments go before the
+    variables. A URL may carry every option after a `?`, as in `rediss://host:6379/0?ssl_ca_certs=/etc/srl/ca.pem`.
 
     Attributes:
         host, port, db: address of the server; 127.0.0.1:6379/0 where nothing is given.
@@ -97,6 +99,8 @@ class RedisParameters:
             self.host = _DEFAULT_HOST
         if self.password is None:
             self.password = os.environ.get(PASSWORD_VARIABLE) or None
+        if self.password is None and (path := os.environ.get(PASSWORD_FILE_VARIABLE)):
+            self.password = password_in(Path(path))
         self._check()
 
     def __repr__(self) -> str:
@@ -349,6 +353,17 @@ class RedisParameters:
                     f"the broker at {self.address} ended the TLS handshake ({cause.reason}); {_WANTS_CERTIFICATE}"
                 ) from error
             cause = cause.__cause__ or cause.__context__
+
+
+def password_in(path: Path) -> str:
+    """Return the password that a file has. Raises `ConfigError` where there is none."""
+    try:
+        password = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the password file {path} cannot be read: {error}") from error
+    if not password:
+        raise ConfigError(f"the password file {path} is empty")
+    return password
 
 
 def _from_text(name: str, text: str) -> Any:

@@ -137,6 +137,21 @@ def test_contradictions_are_refused(arguments, says):
         RedisParameters(**arguments)
 
 
+def test_a_file_may_have_the_password(monkeypatch, tmp_path):
+    file = tmp_path / "secret"
+    monkeypatch.setenv("SRL_REDIS_PASSWORD_FILE", str(file))
+    for text, says in ((None, "secret cannot be read"), (" \n", "secret is empty")):
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(ConfigError, match=says):
+            RedisParameters(host="h")
+    file.write_text("of a file\n")
+    assert RedisParameters(host="h").password == "of a file"
+    assert RedisParameters(host="h", password="given").password == "given"
+    monkeypatch.setenv("SRL_REDIS_PASSWORD", "of a variable")
+    assert RedisParameters(host="h").password == "of a variable"
+
+
 def test_the_environment_fills_in_what_is_not_given(monkeypatch):
     monkeypatch.setenv("SRL_REDIS_URL", "rediss://me:inurl@broker:7000/2?task_name=theirs")
     parameters = RedisParameters()
