@@ -4,9 +4,11 @@ python -m benchmarks.reliability fail-over     # seconds from a kill to the next
 python -m benchmarks.reliability killed-actors # Pendulum with an actor killed every 5 s, 5 seeds
 python -m benchmarks.reliability overhead      # updates/s with frequent checkpoints and with none, in turns
 python -m benchmarks.reliability soak          # resident memory of trainer and actor over 20 minutes
+python -m benchmarks.reliability checks        # messages/s from actor to memory, with checksum and gate and without
 """
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -18,13 +20,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import numpy as np
 
 import srl
 from benchmarks.learning import PRESETS, make_config
+from srl.algorithms import dqn
 from srl.base.errors import SrlError
-from srl.runner.distribution import TaskManager
+from srl.base.segment import End, Segment
+from srl.base.spaces import DiscreteActions, ObservationSpec, Spaces
+from srl.runner.distribution import TaskManager, wire
+from srl.runner.distribution.broker import Broker
 from srl.runner.distribution.embedded import EmbeddedBroker
+from srl.runner.distribution.gate import Gate
 from srl.runner.distribution.local_workers import LocalWorkers
+from srl.runner.distribution.records import TaskDefinition
 
 PENDULUM = PRESETS["pendulum"]
 
@@ -46,6 +57,9 @@ def main() -> None:
     command = commands.add_parser("soak")
     command.add_argument("--minutes", type=float, default=20.0)
     command.set_defaults(run=soak)
+    command = commands.add_parser("checks")
+    command.add_argument("--repeats", type=int, default=9)
+    command.set_defaults(run=checks)
     arguments = parser.parse_args()
     arguments.run(arguments)
 
@@ -173,6 +187,63 @@ def soak(arguments: argparse.Namespace) -> None:
         print(f"{manager.get_status().train_count:,} updates, {manager.get_status().env_steps:,} env steps")
     for name, size in sizes.items():
         print(f"{name}: {min(size) / size[0] - 1:+.1%} to {max(size) / size[0] - 1:+.1%} of the first")
+
+
+def checks(arguments: argparse.Namespace) -> None:
+    """Send messages from an encoder through a broker into a memory, with the checks of their contents and without.
+
+    Without: checksums are 0 at both ends, and the gate lets everything pass.
+    """
+    for what, frame, steps in (("Pendulum", ((3,), "float32"), 16), ("84x84 pictures", ((84, 84), "uint8"), 64)):
+        spaces = Spaces(ObservationSpec(*frame), DiscreteActions(5), 1)
+        config = dqn.Config()
+        config.memory.capacity = 10_000
+        memory = config.make_memory(spaces, 0, None)
+        gate = Gate(config, spaces, memory, 8)
+        rng = np.random.default_rng(0)
+        segments = [
+            Segment(
+                frames=rng.integers(0, 255, (steps + 1, *frame[0])).astype(frame[1]) // 16 * 16,
+                actions=rng.integers(0, 5, steps).astype(np.int32),
+                rewards=rng.random(steps).astype(np.float32),
+                end=End.CUT,
+                context=0,
+                lane=lane,
+                sequence=0,
+                version=1,
+                priorities=np.ones(steps + 1 - config.n_step_frames, np.float32),
+            )
+            for lane in range(8)
+        ]
+        rates: dict[str, list[float]] = {"with": [], "without": []}
+        with EmbeddedBroker() as server, contextlib.closing(Broker(server.parameters)) as broker:
+            run = {"actor_num": 1, "max_train_count": None, "timeout": None}
+            task = broker.create_task("", TaskDefinition({"name": "x"}, {}, {}, run, 0), 2**40)
+            lease = broker.acquire(task, "actor")
+            assert lease is not None
+            for repeat in range(arguments.repeats):
+                for name in ("with", "without") if repeat % 2 else ("without", "with"):
+                    with contextlib.ExitStack() as stack:
+                        if name == "without":
+                            stack.enter_context(mock.patch.object(wire.zlib, "crc32", lambda *arguments: 0))
+                            stack.enter_context(mock.patch.object(gate, "check", lambda *arguments: None))
+                        started_s, count = time.monotonic(), 0
+                        while time.monotonic() < started_s + 1.0:
+                            broker.send(
+                                lease, wire.encode_experience(wire.Experience(lease.sender, count, segments, 0))
+                            )
+                            [message] = broker.receive(task, "0", 1, 100)
+                            broker.redis.xtrim(f"srl:{task}:experience", 0)
+                            experience = wire.decode_experience(message.data)
+                            gate.check(experience, {lease.sender: count - 1})
+                            memory.insert(experience.segments)
+                            count += 1
+                        rates[name].append(count / (time.monotonic() - started_s))
+        medians = {name: statistics.median(values) for name, values in rates.items()}
+        print(
+            f"{what}: {medians['with']:.0f} messages/s with checks, {medians['without']:.0f} without, "
+            f"ratio {medians['with'] / medians['without']:.3f}"
+        )
 
 
 def pendulum(seed: int, updates_per_step: float | None = None) -> srl.Runner:

@@ -274,9 +274,10 @@ def _secret() -> dict[str, object]:
     from srl.runner.distribution.accounts import ROLES, acl_file, new_password
 
     passwords = {role: new_password() for role in ROLES}
+    data = {str(role): password for role, password in passwords.items()} | {"users.acl": acl_file(passwords)}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": "srl-broker", "namespace": NAMESPACE, "labels": {"app.kubernetes.io/part-of": "srl"}},
-        "stringData": {**passwords, "users.acl": acl_file(passwords)},
+        "stringData": data,
     }

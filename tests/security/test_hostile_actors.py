@@ -170,7 +170,6 @@ LIES: dict[str, tuple[Experience, str]] = {
     "a reward that is nan": (wrong(rewards=np.full(8, NAN, np.float32)), "reward"),
     "a reward that is inf": (wrong(rewards=np.full(8, INF, np.float32)), "reward"),
     "a frame that is nan": (wrong(frames=np.full((9, 4), NAN, np.float32)), "observation"),
-    "an infinite priority": (wrong(priorities=np.full(8, INF, np.float32)), "priority"),
     "too few priorities": (wrong(priorities=np.ones(3, np.float32)), "lengths"),
     "frames of another env": (wrong(frames=np.zeros((9, 5), np.float32)), "frames of"),
     "frames of another dtype": (wrong(frames=np.zeros((9, 4), np.int8)), "frames of"),

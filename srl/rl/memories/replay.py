@@ -85,6 +85,7 @@ class ReplayMemory:
         extras = extras or {}
         layout = ring_layout(spaces, config, n_step, segment_length, extras)
         self._config, self._spaces, self._extras = dataclasses.replace(config), spaces, dict(extras)
+        self._frame = spaces.observation.shape, np.dtype(spaces.observation.dtype)
         self._n_step, self._reward_clip = n_step, reward_clip
         self._batch_size, self._updates_per_dispatch = batch_size, updates_per_dispatch
         # Whole segments leave, so a full memory is short of its capacity by up to one segment.
@@ -368,16 +369,20 @@ class ReplayMemory:
         return int(totals[segment % len(totals)])
 
     def _check(self, segment: Segment, count: int) -> None:
-        frames, expected = segment.frames, self._frames
-        if frames.shape[1:] != expected.shape[1:] or frames.dtype != expected.dtype:
+        frames, (shape, dtype) = segment.frames, self._frame
+        if frames.shape[1:] != shape or frames.dtype != dtype:
             raise SpaceError(
                 f"a segment of lane {segment.lane} has frames of {list(frames.shape[1:])} {frames.dtype}, the memory "
-                f"holds {list(expected.shape[1:])} {expected.dtype}; "
-                "actors and trainer must use the same env and settings"
+                f"holds {list(shape)} {dtype}; actors and trainer must use the same env and settings"
             )
-        steps = [len(segment.actions), len(segment.rewards), *(len(values) for values in segment.extras.values())]
-        wrong_priorities = segment.priorities is not None and len(segment.priorities) != count
-        if any(step != len(frames) - 1 for step in steps) or wrong_priorities:
+        steps = len(frames) - 1
+        extras, priorities = segment.extras, segment.priorities
+        if (
+            len(segment.actions) != steps
+            or len(segment.rewards) != steps
+            or any(len(values) != steps for values in extras.values())
+            or (priorities is not None and len(priorities) != count)
+        ):
             raise SpaceError(f"a segment of lane {segment.lane} has arrays of different lengths")
         if segment.extras.keys() != self._extras.keys():
             raise SpaceError(

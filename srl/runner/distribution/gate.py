@@ -6,7 +6,7 @@ play, which an actor with a password can always send, but it cannot end the run,
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -29,8 +29,12 @@ class Gate:
     """
 
     def __init__(self, config: RLConfig, spaces: Spaces, memory: Memory, lanes: int) -> None:
-        self._spaces = spaces
         self._memory = memory
+        self._action = action = spaces.action
+        self._actions = ((), np.dtype(np.int32)) if isinstance(action, DiscreteActions) else (
+            (len(action.low),), np.dtype(np.float32)
+        )  # fmt: skip
+        self._may_be_infinite = np.dtype(spaces.observation.dtype).kind == "f"
         steps = config.steps_per_segment(spaces)
         self._most_frames = steps + config.window_length + config.n_step_frames + 1
         self._most_steps_aside = 2 * lanes * steps
@@ -45,12 +49,12 @@ class Gate:
             raise ProtocolError(f"its sender calls itself {experience.actor!r:.80}")
         if experience.sequence > sequences.get(experience.actor, -1) + MOST_LOST:
             raise ProtocolError(f"it says to be message number {experience.sequence}")
-        for segment in experience.segments:
-            self._check_segment(segment)
-        try:
-            self._memory.check(experience.segments)
-        except SpaceError as error:
-            raise ProtocolError(str(error)) from error
+        if experience.segments:
+            try:
+                self._memory.check(experience.segments)
+            except SpaceError as error:
+                raise ProtocolError(str(error)) from error
+            self._check_values(experience.segments)
         # Steps are counted as they are played, some before their segment is whole.
         steps = sum(len(segment.actions) for segment in experience.segments)
         if experience.env_steps > steps + self._most_steps_aside:
@@ -62,21 +66,27 @@ class Gate:
         if not all(math.isfinite(reward) for reward in told):
             raise ProtocolError("an episode's reward is not finite")
 
-    def _check_segment(self, segment: Segment) -> None:
-        frames, actions, wanted = segment.frames, segment.actions, self._spaces.action
-        if len(frames) > self._most_frames:
-            raise ProtocolError(f"a segment has {len(frames)} frames, more than {self._most_frames}")
-        shape, dtype = ((), "int32") if isinstance(wanted, DiscreteActions) else ((len(wanted.low),), "float32")
-        if actions.shape[1:] != shape or actions.dtype != dtype:
-            raise ProtocolError(f"its actions are {list(actions.shape[1:])} {actions.dtype}, not {list(shape)} {dtype}")
-        if isinstance(wanted, DiscreteActions):
-            if len(actions) and not 0 <= actions.min() <= actions.max() < wanted.count:
-                raise ProtocolError(f"an action is none of {wanted.count}")
-        elif not np.isfinite(actions).all():
+    def _check_values(self, segments: Sequence[Segment]) -> None:
+        longest = max(len(segment.frames) for segment in segments)
+        if longest > self._most_frames:
+            raise ProtocolError(f"a segment has {longest} frames, more than {self._most_frames}")
+        for shape, dtype in {(segment.actions.shape[1:], segment.actions.dtype) for segment in segments}:
+            if (shape, dtype) != self._actions:
+                raise ProtocolError(
+                    f"its actions are {list(shape)} {dtype}, not {list(self._actions[0])} {self._actions[1]}"
+                )
+        actions = np.concatenate([segment.actions for segment in segments])
+        if isinstance(self._action, DiscreteActions):
+            if actions.size and actions.view(np.uint32).max() >= self._action.count:  # negative ones are large then
+                raise ProtocolError(f"an action is none of {self._action.count}")
+        elif not _are_finite(actions):
             raise ProtocolError("an action is not finite")
-        if not np.isfinite(segment.rewards).all():
+        if not all(_are_finite(segment.rewards) for segment in segments):
             raise ProtocolError("a reward is not finite")
-        if frames.dtype.kind == "f" and not np.isfinite(frames).all():
+        if self._may_be_infinite and not all(_are_finite(segment.frames) for segment in segments):
             raise ProtocolError("an observation is not finite")
-        if segment.priorities is not None and np.isinf(segment.priorities).any():
-            raise ProtocolError("a priority is infinite")
+
+
+def _are_finite(values: np.ndarray) -> bool:
+    # A sum of squares is quick, and finite for all but very large numbers.
+    return math.isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())
