@@ -4,11 +4,12 @@ python -m benchmarks.reliability fail-over     # seconds from a kill to the next
 python -m benchmarks.reliability killed-actors # Pendulum with an actor killed every 5 s, 5 seeds
 python -m benchmarks.reliability overhead      # updates/s with frequent checkpoints and with none, in turns
 python -m benchmarks.reliability soak          # resident memory of trainer and actor over 20 minutes
-python -m benchmarks.reliability checks        # messages/s from actor to memory, with checksum and gate and without
+python -m benchmarks.reliability checks        # env steps/s from actor to memory, with checks of messages and without
 """
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -22,20 +23,22 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
-
 import srl
 from benchmarks.learning import PRESETS, make_config
+from benchmarks.speed import LANES, make_actor, rate
 from srl.algorithms import dqn
+from srl.base.define import EnvObservationTypes
 from srl.base.errors import SrlError
-from srl.base.segment import End, Segment
-from srl.base.spaces import DiscreteActions, ObservationSpec, Spaces
+from srl.base.segment import Segment
+from srl.rl.processors.image_processor import ImageProcessor
 from srl.runner.distribution import TaskManager, wire
-from srl.runner.distribution.broker import Broker
+from srl.runner.distribution.broker import MESSAGE_STEPS, Broker
 from srl.runner.distribution.embedded import EmbeddedBroker
 from srl.runner.distribution.gate import Gate
 from srl.runner.distribution.local_workers import LocalWorkers
 from srl.runner.distribution.records import TaskDefinition
+from srl.runner.distribution.servers import configure_actor_process
+from srl.runner.lanes import make_lanes
 
 PENDULUM = PRESETS["pendulum"]
 
@@ -190,60 +193,63 @@ def soak(arguments: argparse.Namespace) -> None:
 
 
 def checks(arguments: argparse.Namespace) -> None:
-    """Send messages from an encoder through a broker into a memory, with the checks of their contents and without.
+    """Play, and send what is played through a broker into a memory, with the checks of messages and without.
 
-    Without: checksums are 0 at both ends, and the gate lets everything pass.
+    All in one process, one after the other. Without: checksums are 0 at both ends, and the gate lets all pass.
     """
-    for what, frame, steps in (("Pendulum", ((3,), "float32"), 16), ("84x84 pictures", ((84, 84), "uint8"), 64)):
-        spaces = Spaces(ObservationSpec(*frame), DiscreteActions(5), 1)
-        config = dqn.Config()
-        config.memory.capacity = 10_000
-        memory = config.make_memory(spaces, 0, None)
-        gate = Gate(config, spaces, memory, 8)
-        rng = np.random.default_rng(0)
-        segments = [
-            Segment(
-                frames=rng.integers(0, 255, (steps + 1, *frame[0])).astype(frame[1]) // 16 * 16,
-                actions=rng.integers(0, 5, steps).astype(np.int32),
-                rewards=rng.random(steps).astype(np.float32),
-                end=End.CUT,
-                context=0,
-                lane=lane,
-                sequence=0,
-                version=1,
-                priorities=np.ones(steps + 1 - config.n_step_frames, np.float32),
-            )
-            for lane in range(8)
-        ]
-        rates: dict[str, list[float]] = {"with": [], "without": []}
-        with EmbeddedBroker() as server, contextlib.closing(Broker(server.parameters)) as broker:
-            run = {"actor_num": 1, "max_train_count": None, "timeout": None}
-            task = broker.create_task("", TaskDefinition({"name": "x"}, {}, {}, run, 0), 2**40)
-            lease = broker.acquire(task, "actor")
-            assert lease is not None
-            for repeat in range(arguments.repeats):
-                for name in ("with", "without") if repeat % 2 else ("without", "with"):
-                    with contextlib.ExitStack() as stack:
-                        if name == "without":
-                            stack.enter_context(mock.patch.object(wire.zlib, "crc32", lambda *arguments: 0))
-                            stack.enter_context(mock.patch.object(gate, "check", lambda *arguments: None))
-                        started_s, count = time.monotonic(), 0
-                        while time.monotonic() < started_s + 1.0:
-                            broker.send(
-                                lease, wire.encode_experience(wire.Experience(lease.sender, count, segments, 0))
-                            )
-                            [message] = broker.receive(task, "0", 1, 100)
-                            broker.redis.xtrim(f"srl:{task}:experience", 0)
-                            experience = wire.decode_experience(message.data)
-                            gate.check(experience, {lease.sender: count - 1})
-                            memory.insert(experience.segments)
-                            count += 1
-                        rates[name].append(count / (time.monotonic() - started_s))
+    configure_actor_process()
+    pong = dqn.Config(processors=[ImageProcessor(EnvObservationTypes.GRAY_2ch, resize=(84, 84))], window_length=4)
+    pong.memory.capacity = 10_000
+    game = srl.EnvConfig("ALE/Pong-v5", kwargs={"frameskip": 7, "repeat_action_probability": 0})
+    for what, runner in (("Pendulum", pendulum(0)), ("Pong", srl.Runner(game, pong, seed=0))):
+        rates = rates_of_checks(runner, arguments.repeats)
         medians = {name: statistics.median(values) for name, values in rates.items()}
         print(
-            f"{what}: {medians['with']:.0f} messages/s with checks, {medians['without']:.0f} without, "
-            f"ratio {medians['with'] / medians['without']:.3f}"
+            f"{what}: {medians['with']:.0f} env steps/s with checks, {medians['without']:.0f} without, "
+            f"ratio {medians['with'] / medians['without']:.3f}",
+            flush=True,
         )
+
+
+def rates_of_checks(runner: srl.Runner, repeats: int) -> dict[str, list[float]]:
+    """Return env steps/s with checks and without."""
+    config, spaces = runner.config, runner.spaces
+    lanes = make_lanes(runner.env_config, config, range(LANES))
+    player = make_actor(config, range(LANES), lanes)
+    player.set_parameters(runner.parameters, 0)
+    memory = config.make_memory(spaces, 0, None)
+    gate = Gate(config, spaces, memory, LANES)
+    rates: dict[str, list[float]] = {"with": [], "without": []}
+    with EmbeddedBroker() as server, contextlib.closing(Broker(server.parameters)) as broker:
+        run = {"actor_num": 1, "max_train_count": None, "timeout": None}
+        task = broker.create_task("", TaskDefinition({"name": "x"}, {}, {}, run, 0), 2**40)
+        lease = broker.acquire(task, "actor")
+        assert lease is not None
+        pending: list[Segment] = []
+        numbers = itertools.count()
+
+        def step() -> None:
+            pending.extend(player.step().segments)
+            if sum(len(segment.actions) for segment in pending) < MESSAGE_STEPS:
+                return
+            number = next(numbers)
+            broker.send(lease, wire.encode_experience(wire.Experience(lease.sender, number, pending, 0)))
+            pending.clear()
+            [message] = broker.receive(lease.task, "0", 1, 100)
+            broker.redis.xtrim(f"srl:{lease.task}:experience", 0)
+            experience = wire.decode_experience(message.data)
+            gate.check(experience, {lease.sender: number - 1})
+            memory.insert(experience.segments)
+
+        for repeat in range(repeats):
+            for name in ("with", "without") if repeat % 2 else ("without", "with"):
+                with contextlib.ExitStack() as stack:
+                    if name == "without":
+                        stack.enter_context(mock.patch.object(wire.zlib, "crc32", lambda *arguments: 0))
+                        stack.enter_context(mock.patch.object(gate, "check", lambda *arguments: None))
+                    rates[name].append(rate(step, LANES, 2.0))
+    lanes.close()
+    return rates
 
 
 def pendulum(seed: int, updates_per_step: float | None = None) -> srl.Runner:
