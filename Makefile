@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-chaos lint bench bench-peers lock clean
+.PHONY: demo test test-slow test-chaos test-k8s lint audit bench bench-peers lock clean
 
 demo: .venv/installed ## train Pendulum on this machine, distributed
 	$(BIN)/python examples/pendulum_demo.py
@@ -15,6 +15,13 @@ test-slow: .venv/installed-dev ## the rest: whole training runs, faults
 
 test-chaos: .venv/installed-dev ## faults in real runs; some 15 minutes. SRL_CHAOS_SEED repeats one
 	$(BIN)/python -m pytest -q -s tests/chaos
+
+test-k8s: .venv/installed-dev ## on the cluster that KUBECONFIG names; its namespace srl is deleted. See tests/k8s/with-cluster
+	$(BIN)/python -m pytest -q -s tests/k8s
+
+audit: .venv/installed-dev ## known weaknesses of the locked dependencies; asks a database on the network
+	$(BIN)/python -m pip install -q --disable-pip-version-check pip-audit
+	$(BIN)/pip-audit --require-hashes --disable-pip -r requirements.lock
 
 lint: .venv/installed-dev ## style, types, layers
 	$(BIN)/ruff check .

@@ -21,7 +21,7 @@ from srl.cli.options import DIRECTORY
 
 NAMESPACE = "srl"
 _IN = ("-n", NAMESPACE)
-IMAGES = ("srl-actor", "srl-trainer")
+IMAGES = ("srl-actor", "srl-trainer", "srl-broker")
 WORKLOADS = "statefulsets,deployments"
 VERSION_LABEL = "app.kubernetes.io/version"
 POLL_S = 2.0
@@ -54,7 +54,7 @@ def deploy(click_context: click.Context, context: str | None, manifests: Path | 
 
 
 _overlay = click.argument("overlay")
-_registry = click.option("--registry", help="Where the images are: REGISTRY/srl-actor, REGISTRY/srl-trainer.")
+_registry = click.option("--registry", help="Where the images are: REGISTRY/srl-actor, REGISTRY/srl-trainer, ...")
 _tag = click.option("--tag", help="Of the images.")
 
 

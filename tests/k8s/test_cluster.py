@@ -144,17 +144,39 @@ def test_whatever_happens_to_pods_the_run_ends_at_the_asked_count(deployed: None
     assert (tmp_path / "checkpoints" / str(target)).is_dir()
 
 
-@pytest.mark.parametrize("overlay", ["docker-desktop", "gke"])
+@pytest.mark.parametrize("overlay", ["docker-desktop", "gke", "gke-public"])
 def test_every_overlay_gets_ready_and_leaves_nothing(overlay: str, tmp_path: Path) -> None:
     delete()
     with volumes(tmp_path):
+        if overlay == "gke-public":
+            certificate(tmp_path)
         apply(overlay, tmp_path / "overlay")
+        for role in ("trainer", "actor"):
+            until(lambda r=role: "waiting for tasks" in logs(r), what=f"the {role}'s log-in")
         said = delete()
         left = items("all,secrets,configmaps,persistentvolumeclaims,networkpolicies", "--all-namespaces")
         ours = [i["metadata"]["name"] for i in left if i["metadata"].get("namespace") == "srl"]
         assert not ours and "srl" not in [item["metadata"]["name"] for item in items("namespaces")]
         kept = [item["metadata"]["name"] for item in items("persistentvolumes")]
         assert all(name in said for name in kept), "what stays is said"
+
+
+def certificate(directory: Path) -> None:
+    """Make the secret that the broker of gke-public wants: a certificate for the name by which workers know it."""
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ["-subj", "/CN=srl-broker", "-addext", "subjectAltName=DNS:srl-broker"]
+    command = ["openssl", "req", "-x509", *key, "-keyout", "tls.key", "-out", "tls.crt", *names]
+    subprocess.run(command, cwd=directory, check=True, capture_output=True)
+    kubectl("create", "namespace", "srl")
+    files = [f"--from-file={name}={directory / source}" for name, source in TLS_FILES.items()]
+    kubectl("-n", "srl", "create", "secret", "generic", "srl-broker-tls", *files)
+
+
+TLS_FILES = {"tls.crt": "tls.crt", "tls.key": "tls.key", "ca.crt": "tls.crt"}
+
+
+def logs(role: str) -> str:
+    return kubectl("-n", "srl", "logs", "-l", f"app.kubernetes.io/name={role}", "--tail=-1")
 
 
 def goes_on(manager: TaskManager, what: str) -> None:

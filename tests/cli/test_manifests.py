@@ -1,0 +1,164 @@
+"""The Kubernetes manifests: valid for current clusters, and no pod may do what it need not. Needs no cluster."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import srl
+from srl.cli.main import cli
+
+MANIFESTS = Path(__file__).parents[2] / "deploy" / "kubernetes"
+OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir())
+COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
+needs_kubectl = pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="kubectl, which renders them, is not installed"
+)
+
+
+def render(directory: Path) -> list[dict[str, Any]]:
+    done = subprocess.run(["kubectl", "kustomize", str(directory)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [item for item in yaml.safe_load_all(done.stdout) if item]
+
+
+def pod_templates(items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        item["metadata"]["name"]: item["spec"]["template"]["spec"]
+        for item in items
+        if "template" in item.get("spec", {})
+    }
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_overlays_are_valid_and_restricted(overlay: str) -> None:
+    items = render(MANIFESTS / "overlays" / overlay)
+    for item in items:
+        kubernetes_validate.validate(item, "1.37", strict=True)
+    pods = pod_templates(items)
+    assert pods.keys() == {"srl-broker", "srl-trainer", "srl-actor"}
+    for pod in pods.values():
+        assert pod["automountServiceAccountToken"] is False and pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        [container] = pod["containers"]
+        rights = container["securityContext"]
+        assert rights["readOnlyRootFilesystem"] is True and rights["allowPrivilegeEscalation"] is False
+        assert rights["capabilities"] == {"drop": ["ALL"]}
+        assert container["resources"]["limits"]["memory"] and container["resources"]["requests"]["cpu"]
+        assert {"startupProbe", "livenessProbe", "readinessProbe"} <= container.keys()
+    assert not [item for item in items if item["kind"] == "Secret"], "passwords are made where they are used"
+    public = [item for item in items if item["kind"] == "Service" and item["spec"].get("type") == "LoadBalancer"]
+    assert bool(public) == (overlay == "gke-public")
+    for service in public:
+        assert service["spec"]["loadBalancerSourceRanges"]
+        config = next(item for item in items if item["kind"] == "ConfigMap")["data"]["valkey.conf"]
+        assert "port 0\n" in config and "tls-port" in config and "aclfile" in config
+
+
+@needs_kubectl
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_components_are_valid(component: str, tmp_path: Path) -> None:
+    kustomization = {
+        "resources": [os.path.relpath(MANIFESTS / "base", tmp_path.resolve())],
+        "components": [os.path.relpath(MANIFESTS / "components" / component, tmp_path.resolve())],
+    }
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(kustomization))
+    base, items = render(MANIFESTS / "base"), render(tmp_path)
+    assert len(items) > len(base)
+    for item in items:
+        kubernetes_validate.validate(item, "1.37", strict=True)
+
+
+@needs_kubectl
+def test_rendering_sets_images_and_version() -> None:
+    done = CliRunner().invoke(cli, ["deploy", "render", "gke", "--registry", "example.org/mine", "--tag", "7"])
+    assert done.exit_code == 0, done.output
+    items = [item for item in yaml.safe_load_all(done.output) if item]
+    images = {pod["containers"][0]["image"] for pod in pod_templates(items).values()}
+    assert images == {"example.org/mine/srl-actor:7", "example.org/mine/srl-trainer:7"}
+    assert {item["metadata"]["labels"]["app.kubernetes.io/version"] for item in items} == {srl.__version__}
+
+
+@needs_kubectl
+def test_an_overlay_that_does_not_exist_is_named_with_those_that_do() -> None:
+    done = CliRunner().invoke(cli, ["deploy", "render", "kindd"])
+    assert done.exit_code == 2 and "'kindd' is neither" in done.output and "docker-desktop, gke" in done.output
+
+
+def kubectl(directory: Path, script: str) -> dict[str, str]:
+    """Put a kubectl on the path that answers as one would in some trouble."""
+    program = directory / "kubectl"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return {"PATH": f"{directory}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "says"),
+    [
+        ("echo 'error: current-context is not set' >&2; exit 1", ["status"], "get-contexts"),
+        ("echo 'The connection to the server x was refused - connection refused' >&2; exit 1", ["status"], "running"),
+        ("echo 'Error from server (Forbidden): pods is forbidden' >&2; exit 1", ["scale", "3"], "ask for the right"),
+        ("echo 'error: You must be logged in to the server' >&2; exit 1", ["status"], "log in again"),
+        (
+            "echo 'Error from server (NotFound): deployments.apps \"srl-actor\" not found' >&2; exit 1",
+            ["scale", "3"],
+            "nothing is deployed there",
+        ),
+        ('echo \'{"app.kubernetes.io/version": "0.0.1"}\'', ["apply", "kind", "--yes"], "has SRL 0.0.1.*--upgrade"),
+        (
+            'case "$*" in *kustomize*|*deployment*) ;; *secret*) echo "no room" >&2; exit 1 ;; esac',
+            ["apply", "kind", "--yes"],
+            "(?s)no room.*still there.*srl deploy delete",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_a_next_step(script: str, arguments: list[str], says: str, tmp_path: Path) -> None:
+    import re
+
+    done = CliRunner().invoke(cli, ["deploy", *arguments], env=kubectl(tmp_path, script))
+    assert done.exit_code == 2 and re.search(says, done.output), done.output
+
+
+def test_no_kubectl_is_said(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["deploy", "status"], env={"PATH": str(tmp_path)})
+    assert done.exit_code == 2 and "kubectl is not installed" in done.output
+
+
+PODS = {
+    "no node": (
+        {
+            "conditions": [
+                {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: Insufficient nvidia.com/gpu"}
+            ]
+        },
+        "Insufficient nvidia.com/gpu",
+        False,
+    ),
+    "no image": (
+        {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}]},
+        "check the image's name",
+        True,
+    ),
+    "no memory": (
+        {"containerStatuses": [{"state": {"running": {}}, "lastState": {"terminated": {"reason": "OOMKilled"}}}]},
+        "killed for its memory",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("status", "says", "is_final"), PODS.values(), ids=PODS)
+def test_what_keeps_pods_from_running_is_said(status: dict[str, Any], says: str, is_final: bool) -> None:
+    from srl.cli.kubectl import problems
+
+    texts, found_final = problems([{"metadata": {"name": "srl-x"}, "status": status}])
+    assert len(texts) == 1 and says in texts[0] and texts[0].startswith("srl-x") and found_final == is_final
