@@ -129,9 +129,8 @@ def test_help_is_instant_and_imports_nothing_that_computes() -> None:
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_every_commands_help_has_examples_that_parse(name: str) -> None:
     text = ok(name, "--help", COLUMNS="200").split("Examples:")[1].split("Options:")[0]
-    examples = [
-        line.split("#")[0].split("|")[0].split(">")[0].split() for line in text.splitlines() if f"srl {name}" in line
-    ]
+    lines = [line for line in text.splitlines() if f"srl {name}" in line]
+    examples = [re.split(r"[#|>]", line)[0].split() for line in lines]
     assert examples
     for words in examples:
         arguments = words[words.index("srl") + 2 :]
