@@ -48,7 +48,7 @@ def passwords_in(directory: Path) -> dict[Role, str]:
         path = directory / role
         if not path.exists():
             path.touch(mode=0o600)
-            path.write_text(f"{new_password()}\n", encoding="utf-8")
+            path.write_text(new_password(), encoding="utf-8")  # no end of line: some make a secret of the whole file
         passwords[role] = path.read_text(encoding="utf-8").strip()
         if len(passwords[role].splitlines()) != 1:
             raise ConfigError(f"{path} should have one line, the {role}'s password")
