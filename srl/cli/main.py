@@ -15,6 +15,7 @@ import srl
 from srl.base.errors import BrokerError, SrlError, WorkerError
 from srl.cli.accounts import broker_acl
 from srl.cli.deploy import deploy
+from srl.cli.gke import gke
 from srl.cli.results import evaluate, plot
 from srl.cli.settings import settings
 from srl.cli.tasks import cancel, status, watch
@@ -89,7 +90,7 @@ def cli() -> None:
     """  # noqa: D301 - \b is click's mark for "do not wrap"
 
 
-for command in (train, trainer, actor, status, watch, cancel, evaluate, plot, settings, broker_acl, deploy):
+for command in (train, trainer, actor, status, watch, cancel, evaluate, plot, settings, broker_acl, deploy, gke):
     cli.add_command(command)
 
 

@@ -114,7 +114,7 @@ def volumes(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        kubectl("delete", "persistentvolume", *names)
+        kubectl("delete", "persistentvolume", *names, "--ignore-not-found")
 
 
 @contextlib.contextmanager
