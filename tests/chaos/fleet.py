@@ -10,14 +10,13 @@ import secrets
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numbered_env import steps_taken
+from waiting import until
 
 from srl.runner.distribution import RedisParameters, embedded
 from srl.runner.distribution.broker import Broker
@@ -32,15 +31,6 @@ logger_print()
 status = TaskManager(RedisParameters()).train_wait(checkpoint_save_dir=sys.argv[1], history_save_dir=sys.argv[2])
 print("the client saw:", status.state, status.train_count)
 """
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "it") -> Any:
-    """Wait for something true and return it."""
-    deadline_s, pause = time.monotonic() + timeout_s, threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline_s, f"{what} did not happen in {timeout_s:.0f} s"
-        pause.wait(0.02)
-    return found
 
 
 class Server:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import toy
-from fleet import LANES, Fleet, Server, seeded, until
+from fleet import LANES, Fleet, Server, seeded
 from proxy import Proxy
+from waiting import until
 
 import srl
 from srl.base.env import EnvConfig

@@ -5,7 +5,6 @@ One run goes on through all of this, on a server with little memory, beside an a
 
 import contextlib
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,11 +14,13 @@ import numpy as np
 import pytest
 import toy
 from servers import BINARIES, server_with_users, worker
+from waiting import until
 
 import srl
 from srl.base.segment import End, Segment
 from srl.runner.distribution import TaskManager
 from srl.runner.distribution.broker import EVENT_LENGTH, QUARANTINED, QUARANTINED_BYTES, Broker
+from srl.runner.distribution.records import Refused
 from srl.runner.distribution.wire import EvaluationRecord, Experience, encode_experience
 
 pytestmark = pytest.mark.timeout(300)
@@ -37,20 +38,14 @@ class Run:
     def key(self, part: str) -> str:
         return f"srl:{self.manager.task}:{part}"
 
-    def goes_on(self, updates: int = 300, timeout_s: float = 60.0) -> None:
+    def goes_on(self, updates: int = 300) -> None:
         """Wait for more updates."""
         seen = self.train_count
-        deadline_s, pause = time.monotonic() + timeout_s, threading.Event()
-        while self.train_count < seen + updates:
-            assert time.monotonic() < deadline_s, f"the run stopped at {self.train_count} updates"
-            pause.wait(0.05)
+        until(lambda: self.train_count >= seen + updates, what="further updates")
 
     def frees_memory(self) -> None:
         """Wait until the server has less than half of what it may have."""
-        deadline_s, pause = time.monotonic() + 20, threading.Event()
-        while self.used_bytes() > SERVER_BYTES / 2:
-            assert time.monotonic() < deadline_s, f"the server keeps {self.used_bytes() / 2**20:.0f} MB"
-            pause.wait(0.1)
+        until(lambda: self.used_bytes() < SERVER_BYTES / 2, 20, "a server with free memory")
 
     @property
     def train_count(self) -> int:
@@ -194,13 +189,14 @@ def test_lies_in_messages(run: Run) -> None:
     before = run.manager.get_status()
     for experience, _ in LIES.values():
         run.hostile.xadd(run.key("experience"), {"d": encode_experience(experience), "w": "actor-9"})
-    deadline_s, pause = time.monotonic() + 40, threading.Event()
-    while run.manager.get_status().messages_refused < before.messages_refused + len(LIES):
-        assert time.monotonic() < deadline_s, "not all lies were refused"
-        pause.wait(0.1)
-    while (kept := [each for each in run.manager.refused_messages() if each.sender == "actor-9"])[-1:] == []:
-        assert time.monotonic() < deadline_s, "what was refused is not to be seen"
-        pause.wait(0.1)
+    refused_then = before.messages_refused + len(LIES)
+    until(lambda: run.manager.get_status().messages_refused >= refused_then, what="the refusal of all lies")
+
+    def of_the_liar() -> list[Refused]:
+        kept = [each for each in run.manager.refused_messages() if each.sender == "actor-9"]
+        return kept if len(kept) == len(LIES) else []
+
+    kept = until(of_the_liar, what="the quarantine of all lies")
     for (name, (_, says)), refused in zip(LIES.items(), kept, strict=True):
         assert says in refused.reason, name
     run.goes_on()
@@ -244,10 +240,7 @@ def test_the_lies_would_be_play_without_what_is_wrong_with_them(run: Run) -> Non
     refused = run.manager.get_status().messages_refused
     good = Experience("actor-7/1:ef", 0, [play(), play()], 16, [8.0], [8], [EvaluationRecord(1, 1, 8.0, 1.0)])
     run.hostile.xadd(run.key("experience"), {"d": encode_experience(good), "w": "actor-7"})
-    deadline_s, pause = time.monotonic() + 20, threading.Event()
-    while run.client.redis.hget(run.key("task"), "sequence:actor-7/1:ef") is None:
-        assert time.monotonic() < deadline_s, "it was not taken"
-        pause.wait(0.05)
+    until(lambda: run.client.redis.hget(run.key("task"), "sequence:actor-7/1:ef"), what="the insertion")
     run.goes_on()
     assert run.manager.get_status().messages_refused == refused
 
@@ -255,6 +248,4 @@ def test_the_lies_would_be_play_without_what_is_wrong_with_them(run: Run) -> Non
         rows = run.client.history(run.manager.task)
         return any(row.get("eval_reward0") == 8.0 and row["worker"] == "actor-7" for row in rows)
 
-    while not is_in_history():
-        assert time.monotonic() < deadline_s, "its evaluation is not in the history"
-        pause.wait(0.1)
+    until(is_in_history, what="the evaluation in the history")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from srl.base.errors import BrokerError, BrokerUnreachableError, ProtocolError
 from srl.runner.distribution import broker as broker_module
@@ -70,15 +71,6 @@ def commit(broker: Broker, lease: Lease, **changes: Any) -> None:
 
 def receive(broker: Broker, task: str, after: str, count: int, block_ms: int) -> list[tuple[str, bytes]]:
     return [(message.id, message.data) for message in broker.receive(task, after, count, block_ms)]
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> Any:
-    deadline_s = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        pause.wait(0.005)
-    return found
 
 
 EVERY_WRITE: dict[str, Callable[[Broker, Lease], Any]] = {

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import toy
 from counted_env import Counted, Unchanged, make_counted, unchanged
 from envs import ShortLives
+from waiting import until
 
 import srl
 from srl.algorithms import dqn
@@ -94,15 +94,6 @@ def working(parameters: RedisParameters, *roles: str) -> Iterator[threading.Even
             thread.join(20)
         assert not any(thread.is_alive() for thread in threads)
     assert failures == []
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
-    deadline_s = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        pause.wait(0.01)
-    return found
 
 
 def make_runner(**kwargs: Any) -> srl.Runner:

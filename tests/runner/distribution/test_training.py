@@ -17,6 +17,7 @@ import envs  # noqa: F401  # registers test/Faulty-v0
 import pytest
 import toy
 from counted_env import steps_taken
+from waiting import until
 
 import srl
 from srl.algorithms import dqn
@@ -87,15 +88,6 @@ def start_worker(server: EmbeddedBroker, tmp_path: Path) -> Iterator[Callable[..
         worker.process.stdin.close()
     for worker in workers:
         worker.process.wait(20)
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    deadline_s = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        pause.wait(0.02)
-    return found
 
 
 def make_runner(**kwargs: Any) -> srl.Runner:
