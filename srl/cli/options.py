@@ -30,9 +30,16 @@ def broker_options(command: Command) -> Command:
             ),
             click.option(
                 "--password-file",
-                type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
                 help="File with the broker's password.  [default: the variable SRL_REDIS_PASSWORD, or the file that "
                 "SRL_REDIS_PASSWORD_FILE names]",
+            ),
+            click.option(
+                "--ask-password",
+                "password_file",
+                flag_value="-",
+                type=click.Path(path_type=Path),
+                help="Ask for the broker's password.",
             ),
             click.option(
                 "--connect-timeout",
@@ -62,7 +69,8 @@ def broker_parameters(
     if redis_url:
         given["url"] = redis_url
     if password_file is not None:
-        given["password"] = password_in(password_file)
+        asks = password_file == Path("-")
+        given["password"] = click.prompt("Password", hide_input=True, err=True) if asks else password_in(password_file)
     if connect_timeout is not None:
         given["connect_timeout_s"] = connect_timeout
     parameters = RedisParameters(task_name=task_name, **given)

@@ -138,6 +138,16 @@ def test_every_commands_help_has_examples_that_parse(name: str) -> None:
                                                and word != "--password-file"])  # fmt: skip
 
 
+def test_a_password_may_be_asked_for() -> None:
+    with EmbeddedBroker(port=0) as broker:
+        url = f"redis://127.0.0.1:{broker.parameters.port}"
+        good, wrong = str(broker.parameters.password), "wrong"
+        asked = CliRunner().invoke(cli, ["status", "--redis-url", url, "--ask-password"], input=f"{good}\n")
+        assert asked.exit_code == 0 and good not in asked.output
+        asked = CliRunner().invoke(cli, ["status", "--redis-url", url, "--ask-password"], input=f"{wrong}\n")
+        assert asked.exit_code == 3 and "refused the log-in" in asked.output
+
+
 def test_the_exit_codes_are_documented() -> None:
     help_text, page = ok("--help"), (ROOT / "docs" / "cli.md").read_text()
     for code in (0, 1, 2, 3, 4, 130, 143):

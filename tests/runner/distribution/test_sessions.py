@@ -682,6 +682,20 @@ def test_another_protocol_is_refused_by_workers_and_client_with_both_versions(
     assert len(broker.events(task)) == 2
 
 
+def test_another_version_of_the_algorithm_is_refused_with_both_versions(server: EmbeddedBroker, broker: Broker) -> None:
+    definition = broker.definition(start(server.parameters).task)
+    assert definition.rl["version"] == toy.Config.version
+    broker.redis.flushall()
+    for changes, says in (
+        ({"version": 7}, rf"of toy version 7, this process has version {toy.Config.version};.*same version of SRL"),
+        ({"learning_speed": 7}, "has no setting 'learning_speed'"),
+    ):
+        other = TaskDefinition(**{**definition.__dict__, "rl": {**definition.rl, **changes}})
+        manager = TaskManager(server.parameters, broker.create_task("", other, 1000))
+        with working(server.parameters, "trainer"), pytest.raises(WorkerError, match=says):
+            manager.train_wait(progress=False, timeout=20)
+
+
 # --- leases and outages ---------------------------------------------------------------------------------
 
 
