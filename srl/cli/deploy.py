@@ -4,7 +4,9 @@ import base64
 import json
 import os
 import re
+import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -154,6 +156,8 @@ def connect(target: Target, port: int) -> None:
         "-o jsonpath='{.data.client}' | base64 -d)\n\n"
         "and then your script with RedisParameters(), srl train, srl watch, ...\n"
     )
+    # Else SIGTERM would end this process alone, and kubectl would forward on.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     told = ""
     while True:
         started_s = time.monotonic()

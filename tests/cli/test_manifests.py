@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner
+from waiting import until
 
 import srl
 from srl.cli.main import cli
@@ -162,3 +164,22 @@ def test_what_keeps_pods_from_running_is_said(status: dict[str, Any], says: str,
 
     texts, found_final = problems([{"metadata": {"name": "srl-x"}, "status": status}])
     assert len(texts) == 1 and says in texts[0] and texts[0].startswith("srl-x") and found_final == is_final
+
+
+def test_who_stops_connecting_leaves_no_kubectl_behind(tmp_path: Path) -> None:
+    forwards = f"*port-forward*) echo $$ > {tmp_path}/pid; exec sleep 600 ;;"
+    environment = kubectl(tmp_path, f'case "$*" in *secret*) printf Zm9v ;; {forwards} esac')
+    command = [sys.executable, "-m", "srl.cli", "deploy", "connect", "--port", "1"]
+    with subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL) as process:
+        pid = until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+        process.terminate()
+        assert process.wait(20) == 143
+    until(lambda: not is_alive(int(pid)), what="the end of kubectl")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -114,7 +114,8 @@ def volumes(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        kubectl("delete", "persistentvolume", *names, "--ignore-not-found")
+        # A claim of a test that failed may still hold them.
+        kubectl("delete", "persistentvolume", *names, "--ignore-not-found", "--wait=false")
 
 
 @contextlib.contextmanager
