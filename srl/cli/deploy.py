@@ -25,9 +25,14 @@ NAMESPACE = "srl"
 _IN = ("-n", NAMESPACE)
 IMAGES = ("srl-actor", "srl-trainer", "srl-broker")
 WORKLOADS = "statefulsets,deployments"
+# What an overlay may have, and `apply` and `delete` take away. Not what holds data: claims, secrets, the namespace.
+KINDS = f"{WORKLOADS},services,configmaps,networkpolicies,poddisruptionbudgets,horizontalpodautoscalers"
+PART_LABEL, PART = "app.kubernetes.io/part-of", "srl"
 VERSION_LABEL = "app.kubernetes.io/version"
 POLL_S = 2.0
 RECONNECT_S = 2.0
+# Pods that a change replaces may show their old trouble for a moment.
+GIVE_UP_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -84,15 +89,16 @@ def apply(
     """Create or change what an overlay says, and wait until all pods are ready.
 
     The first time it makes random passwords for the broker. What it changes in a running deployment is
-    replaced pod by pod; the run goes on.
+    replaced pod by pod; the run goes on. The number of actors stays as `srl deploy scale` left it; what the
+    overlay has no longer is removed.
     """
     kubectl = target.kubectl
-    rendered = _render(target, overlay, registry, tag)
-    deployed = _deployed_version(kubectl)
-    if deployed not in (None, srl.__version__) and not upgrade:
+    deployed = _deployed(kubectl)
+    rendered = _render(target, overlay, registry, tag, deployed.actors)
+    if deployed.version not in (None, srl.__version__) and not upgrade:
         raise SrlError(
-            f"the cluster has SRL {deployed}, this is SRL {srl.__version__}; --upgrade replaces it, and tasks that run "
-            "there end where the two do not understand each other"
+            f"the cluster has SRL {deployed.version}, this is SRL {srl.__version__}; --upgrade replaces it, "
+            "and tasks that run there end where the two do not understand each other"
         )
     if not yes:
         click.confirm(f"Apply {overlay} to the cluster {kubectl.name_of_context()!r}?", abort=True)
@@ -103,10 +109,13 @@ def apply(
             kubectl.run("create", "-f", "-", text=json.dumps(_secret()))
             click.echo("passwords for the broker were made (secret srl-broker)")
         click.echo(kubectl.run("apply", "-f", "-", text=rendered), nl=False)
+        _remove_what_is_not_in(rendered, kubectl)
     except SrlError as error:
         raise SrlError(
             f"{error}\nwhat was made before that is still there: mend the cause and apply again, or srl deploy delete"
         ) from error
+    if deployed.actors is not None:
+        click.echo(f"actors: {deployed.actors}, as before; srl deploy scale changes that")
     if timeout_s:
         _wait_until_ready(kubectl, timeout_s)
     click.echo("next: srl deploy connect")
@@ -117,7 +126,7 @@ def apply(
 def status(target: Target) -> None:
     """Show pods, volumes and services, and what keeps pods from running."""
     target.kubectl.show(*_IN, "get", "pods,persistentvolumeclaims,services", "-o", "wide")
-    for text in problems(target.kubectl.items("pods", *_IN))[0]:
+    for text in _problems(target.kubectl)[0]:
         click.echo(text)
 
 
@@ -181,8 +190,9 @@ def delete(target: Target, yes: bool, keep_data: bool) -> None:
         what = "all but the volumes" if keep_data else "everything, volumes included"
         click.confirm(f"Delete {what} of SRL from the cluster {kubectl.name_of_context()!r}?", abort=True)
     if keep_data:
-        kinds = "statefulsets,deployments,services,configmaps,networkpolicies"
-        click.echo(kubectl.run(*_IN, "delete", kinds, "-l", "app.kubernetes.io/part-of=srl"), nl=False)
+        click.echo(kubectl.run(*_IN, "delete", KINDS, "-l", f"{PART_LABEL}={PART}"), nl=False)
+        kept = kubectl.run(*_IN, "get", "persistentvolumeclaims", "-o", "name").split()
+        click.echo(f"kept for the next srl deploy apply, and may cost: {' '.join(kept)}")
         return
     claims = [item["spec"].get("volumeName") for item in kubectl.items("persistentvolumeclaims", *_IN)]
     click.echo(kubectl.run("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=true"), nl=False)
@@ -200,7 +210,7 @@ def _own_manifests() -> Path:
     return installed if installed.is_dir() else package.parent / "deploy" / "kubernetes"
 
 
-def _render(target: Target, overlay: str, registry: str | None, tag: str | None) -> str:
+def _render(target: Target, overlay: str, registry: str | None, tag: str | None, actors: int | None = None) -> str:
     own, overlays = Path(overlay), target.manifests / "overlays"
     directory = overlays / overlay if (overlays / overlay).is_dir() else own
     if not (directory / "kustomization.yaml").exists():
@@ -215,31 +225,59 @@ def _render(target: Target, overlay: str, registry: str | None, tag: str | None)
         # JSON is YAML. kustomize takes relative paths only, and resolves links before it compares.
         kustomization = {
             "resources": [os.path.relpath(directory.resolve(), Path(folder).resolve())],
-            "labels": [{"pairs": {VERSION_LABEL: srl.__version__}}],
+            "labels": [{"pairs": {VERSION_LABEL: srl.__version__, PART_LABEL: PART}}],
             "images": images if registry or tag else [],
         }
+        if actors is not None:
+            count = {"op": "add", "path": "/spec/replicas", "value": actors}
+            actor = {"kind": "Deployment", "name": "srl-actor"}
+            kustomization["patches"] = [{"target": actor, "patch": json.dumps([count])}]
         Path(folder, "kustomization.yaml").write_text(json.dumps(kustomization))
         return target.kubectl.run("kustomize", folder)
 
 
-def _deployed_version(kubectl: Kubectl) -> str | None:
-    labels = kubectl.run(
-        *_IN, "get", "deployment", "srl-actor", "--ignore-not-found", "-o", "jsonpath={.metadata.labels}"
-    )
-    return json.loads(labels).get(VERSION_LABEL) if labels else None
+@dataclass(frozen=True)
+class _Deployed:
+    """What the cluster has: version of SRL and number of actors; None where it has nothing."""
+
+    version: str | None = None
+    actors: int | None = None
+
+
+def _deployed(kubectl: Kubectl) -> _Deployed:
+    text = kubectl.run(*_IN, "get", "deployment", "srl-actor", "--ignore-not-found", "-o", "json")
+    if not text:
+        return _Deployed()
+    deployment = json.loads(text)
+    return _Deployed(deployment["metadata"].get("labels", {}).get(VERSION_LABEL), deployment["spec"]["replicas"])
+
+
+def _remove_what_is_not_in(rendered: str, kubectl: Kubectl) -> None:
+    """Remove what an overlay applied earlier had and this one has not: a public load balancer must not stay open."""
+    wanted = kubectl.run("get", "-f", "-", "-o", "name", text=rendered).split()
+    there = kubectl.run(*_IN, "get", KINDS, "-l", f"{PART_LABEL}={PART}", "-o", "name").split()
+    if stale := sorted(set(there) - set(wanted)):
+        click.echo(kubectl.run(*_IN, "delete", *stale), nl=False)
+
+
+def _problems(kubectl: Kubectl) -> tuple[list[str], bool]:
+    return problems(kubectl.items("pods", *_IN), kubectl.items("events", *_IN, "--field-selector=type=Warning"))
 
 
 def _wait_until_ready(kubectl: Kubectl, timeout_s: float) -> None:
     """Wait for all pods, telling of what changes; raises `WorkerError` that says what keeps them from running."""
     deadline_s, told = time.monotonic() + timeout_s, ""
+    final_since_s: float | None = None
     while True:
         waiting = [item["metadata"]["name"] for item in kubectl.items(WORKLOADS, *_IN) if not _is_ready(item)]
         if not waiting:
             click.echo("all pods are ready")
             return
-        reasons, is_final = problems(kubectl.items("pods", *_IN))
+        reasons, is_final = _problems(kubectl)
         text = f"waiting for {', '.join(waiting)}" + "".join(f"\n  {reason}" for reason in reasons)
-        if is_final or time.monotonic() > deadline_s:
+        now_s = time.monotonic()
+        final_since_s = (final_since_s or now_s) if is_final else None
+        if now_s > deadline_s or (final_since_s and now_s - final_since_s > GIVE_UP_S):
             raise WorkerError(f"not all pods are ready; srl deploy status shows them\n{text}")
         if text != told:
             click.echo(text)

@@ -34,6 +34,8 @@ _WAITING = {
     "CreateContainerConfigError": "a secret or config map is missing; srl deploy apply makes them",
     "CrashLoopBackOff": "see srl deploy logs",
 }
+# Events that say why a pod has no volume, or why there is none.
+_NO_VOLUME, _NO_POD = ("FailedMount", "FailedAttachVolume"), "FailedCreate"
 
 
 class Kubectl:
@@ -72,20 +74,24 @@ class Kubectl:
         return self._context[1] if self._context else self.run("config", "current-context").strip()
 
 
-def problems(pods: list[dict[str, Any]]) -> tuple[list[str], bool]:
-    """Say what keeps pods from running.
+def problems(pods: list[dict[str, Any]], warnings: list[dict[str, Any]]) -> tuple[list[str], bool]:
+    """Say what keeps pods from running; `warnings` are the namespace's events of that type.
 
     Returns one text each, and whether one of them will not mend itself.
     """
-    texts, is_final = [], False
+    texts, is_final, creating = [], False, set()
     for pod in pods:
         name, status = pod["metadata"]["name"], pod["status"]
+        if "deletionTimestamp" in pod["metadata"]:
+            continue
         for condition in status.get("conditions", ()):
             if condition["type"] == "PodScheduled" and condition["status"] == "False":
                 reason = condition.get("message", condition.get("reason", ""))
                 texts.append(f"{name} has no node yet: {reason} (more nodes, or fewer actors: srl deploy scale)")
         for container in status.get("containerStatuses", ()):
             waiting = container["state"].get("waiting", {})
+            if waiting.get("reason") == "ContainerCreating":
+                creating.add(name)
             if waiting.get("reason") in _WAITING:
                 reason, detail = waiting["reason"], waiting.get("message", "")
                 texts.append(f"{name}: {reason}: {detail} ({_WAITING[reason]})")
@@ -94,7 +100,19 @@ def problems(pods: list[dict[str, Any]]) -> tuple[list[str], bool]:
             ended = container.get("lastState", {}).get("terminated", {})
             if ended.get("reason") == "OOMKilled":
                 texts.append(f"{name} was killed for its memory; raise its limit in your overlay, or use less memory")
-    return texts, is_final
+    # Events are kept for an hour: told are those of pods that still wait, and of owners that still have none.
+    owners = {_workload(owner) for pod in pods for owner in pod["metadata"].get("ownerReferences", ())}
+    for event in warnings:
+        about, reason = _workload(event["involvedObject"]), event["reason"]
+        if (reason in _NO_VOLUME and about in creating) or (reason == _NO_POD and about not in owners):
+            texts.append(f"{about}: {reason}: {event['message']}")
+    return list(dict.fromkeys(texts)), is_final
+
+
+def _workload(reference: dict[str, Any]) -> str:
+    """Return an object's name; a Deployment's, where it is one of its ReplicaSets."""
+    name: str = reference["name"]
+    return name.rpartition("-")[0] if reference["kind"] == "ReplicaSet" else name
 
 
 def _failure(arguments: tuple[str, ...], said: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from waiting import until
 
 import srl
+from srl.cli.kubectl import problems
 from srl.cli.main import cli
 
 MANIFESTS = Path(__file__).parents[2] / "deploy" / "kubernetes"
@@ -45,6 +47,7 @@ def test_overlays_are_valid_and_restricted(overlay: str) -> None:
     items = render(MANIFESTS / "overlays" / overlay)
     for item in items:
         kubernetes_validate.validate(item, "1.37", strict=True)
+        assert item["metadata"]["labels"]["app.kubernetes.io/part-of"] == "srl", "by this it is found to be deleted"
     pods = pod_templates(items)
     assert pods.keys() == {"srl-broker", "srl-trainer", "srl-actor"}
     for pod in pods.values():
@@ -115,7 +118,11 @@ def kubectl(directory: Path, script: str) -> dict[str, str]:
             ["scale", "3"],
             "nothing is deployed there",
         ),
-        ('echo \'{"app.kubernetes.io/version": "0.0.1"}\'', ["apply", "kind", "--yes"], "has SRL 0.0.1.*--upgrade"),
+        (
+            'echo \'{"metadata": {"labels": {"app.kubernetes.io/version": "0.0.1"}}, "spec": {"replicas": 2}}\'',
+            ["apply", "kind", "--yes"],
+            "has SRL 0.0.1.*--upgrade",
+        ),
         (
             'case "$*" in *kustomize*|*deployment*) ;; *secret*) echo "no room" >&2; exit 1 ;; esac',
             ["apply", "kind", "--yes"],
@@ -124,8 +131,6 @@ def kubectl(directory: Path, script: str) -> dict[str, str]:
     ],
 )
 def test_what_is_wrong_is_said_with_a_next_step(script: str, arguments: list[str], says: str, tmp_path: Path) -> None:
-    import re
-
     done = CliRunner().invoke(cli, ["deploy", *arguments], env=kubectl(tmp_path, script))
     assert done.exit_code == 2 and re.search(says, done.output), done.output
 
@@ -135,35 +140,76 @@ def test_no_kubectl_is_said(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "kubectl is not installed" in done.output
 
 
-PODS = {
+# What a pod and an event say, what is told, and whether time may mend it.
+TROUBLES = {
     "no node": (
         {
             "conditions": [
                 {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: Insufficient nvidia.com/gpu"}
             ]
         },
-        "Insufficient nvidia.com/gpu",
+        {},
+        "srl-x-0 has no node yet: .*Insufficient nvidia.com/gpu",
         False,
     ),
     "no image": (
         {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}]},
-        "check the image's name",
+        {},
+        "srl-x-0: ImagePullBackOff: not found .*check the image's name",
         True,
     ),
     "no memory": (
         {"containerStatuses": [{"state": {"running": {}}, "lastState": {"terminated": {"reason": "OOMKilled"}}}]},
-        "killed for its memory",
+        {},
+        "srl-x-0 was killed for its memory",
+        False,
+    ),
+    "no secret": (
+        {"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]},
+        {
+            "reason": "FailedMount",
+            "message": 'secret "tls" not found',
+            "involvedObject": {"kind": "Pod", "name": "srl-x-0"},
+        },
+        'srl-x-0: FailedMount: secret "tls" not found',
+        False,
+    ),
+    "no pod": (
+        {},
+        {
+            "reason": "FailedCreate",
+            "message": "exceeded quota",
+            "involvedObject": {"kind": "ReplicaSet", "name": "srl-y-1f"},
+        },
+        "srl-y: FailedCreate: exceeded quota",
         False,
     ),
 }
 
 
-@pytest.mark.parametrize(("status", "says", "is_final"), PODS.values(), ids=PODS)
-def test_what_keeps_pods_from_running_is_said(status: dict[str, Any], says: str, is_final: bool) -> None:
-    from srl.cli.kubectl import problems
+@pytest.mark.parametrize(("status", "event", "says", "is_final"), TROUBLES.values(), ids=TROUBLES)
+def test_what_keeps_pods_from_running_is_said(
+    status: dict[str, Any], event: dict[str, Any], says: str, is_final: bool
+) -> None:
+    pod = {"metadata": {"name": "srl-x-0", "ownerReferences": [{"kind": "StatefulSet", "name": "srl-x"}]}}
+    [text], found_final = problems([pod | {"status": status}], [event] if event else [])
+    assert re.match(says, text) and found_final == is_final
 
-    texts, found_final = problems([{"metadata": {"name": "srl-x"}, "status": status}])
-    assert len(texts) == 1 and says in texts[0] and texts[0].startswith("srl-x") and found_final == is_final
+
+def test_trouble_that_is_over_is_not_told() -> None:
+    """Events stay for an hour, and so do pods that are being deleted for a while."""
+    running = {"containerStatuses": [{"state": {"running": {}}}]}
+    waiting = {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}
+    owner = [{"kind": "ReplicaSet", "name": "srl-x-2"}]
+    pods = [
+        {"metadata": {"name": "srl-x-2-a", "ownerReferences": owner}, "status": running},
+        {"metadata": {"name": "srl-x-1-a", "deletionTimestamp": "now"}, "status": waiting},
+    ]
+    events = [
+        {"reason": "FailedMount", "message": "", "involvedObject": {"kind": "Pod", "name": "srl-x-2-a"}},
+        {"reason": "FailedCreate", "message": "", "involvedObject": {"kind": "ReplicaSet", "name": "srl-x-1"}},
+    ]
+    assert problems(pods, events) == ([], False)
 
 
 def test_who_stops_connecting_leaves_no_kubectl_behind(tmp_path: Path) -> None:
