@@ -42,10 +42,16 @@ def srl_deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def apply(overlay: str, directory: Path, registry: str | None = REGISTRY) -> str:
-    """Apply an overlay and wait until all pods are ready; returns what was said.
+    """Apply an overlay and wait until all pods are ready; returns what was said."""
+    done = try_to_apply(overlay, directory, registry)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
-    It is an overlay of the user's own, in `directory`, that asks for less than whole cores: test clusters are small.
-    """
+
+def try_to_apply(
+    overlay: str, directory: Path, registry: str | None = REGISTRY, tag: str = TAG, timeout_s: float = 300.0
+) -> subprocess.CompletedProcess[str]:
+    """Apply an overlay of the user's own, in `directory`. It asks for less than whole cores: nodes may be small."""
     directory.mkdir(exist_ok=True)
     theirs = Path(__file__).parents[2] / "deploy" / "kubernetes" / "overlays" / overlay
     cpu = {"op": "replace", "path": "/spec/template/spec/containers/0/resources/requests/cpu", "value": "100m"}
@@ -55,9 +61,7 @@ def apply(overlay: str, directory: Path, registry: str | None = REGISTRY) -> str
     }
     (directory / "kustomization.yaml").write_text(json.dumps(kustomization))
     place = ["--registry", registry] if registry else []
-    done = srl_deploy("apply", str(directory), "--yes", "--tag", TAG, "--timeout", "300", *place)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return srl_deploy("apply", str(directory), "--yes", "--tag", tag, "--timeout", str(timeout_s), *place)
 
 
 def delete() -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from on_cluster import apply, connected, delete, items, kubectl, pods, shell, srl_deploy, until, volumes
+from on_cluster import apply, connected, delete, items, kubectl, pods, shell, srl_deploy, try_to_apply, until, volumes
 
 import srl
 from srl.algorithms import dqn
@@ -144,6 +144,36 @@ def test_whatever_happens_to_pods_the_run_ends_at_the_asked_count(deployed: None
     assert (tmp_path / "checkpoints" / str(target)).is_dir()
 
 
+def test_a_wrong_image_is_told_and_mended_by_applying_again(tmp_path: Path) -> None:
+    delete()
+    with volumes(tmp_path):
+        done = try_to_apply("kind", tmp_path / "overlay", tag="never-built")
+        assert done.returncode != 0 and "never-built" in done.stderr and "check the image's name" in done.stderr
+        apply("kind", tmp_path / "overlay")
+        assert srl_deploy("scale", "3").returncode == 0
+        assert "actors: 3, as before" in apply("kind", tmp_path / "overlay") and len(pods("actor")) == 3
+        delete()
+
+
+def test_what_is_public_goes_with_its_overlay_and_the_data_only_when_told(tmp_path: Path) -> None:
+    delete()
+    with volumes(tmp_path):
+        done = try_to_apply("gke-public", tmp_path / "overlay", timeout_s=30)
+        assert done.returncode != 0 and 'secret "srl-broker-tls" not found' in done.stderr
+        certificate(tmp_path)
+        apply("gke-public", tmp_path / "overlay")
+        assert load_balancers() == ["srl-broker-public"]
+        assert 'service "srl-broker-public" deleted' in apply("gke", tmp_path / "overlay") and not load_balancers()
+
+        apply("gke-public", tmp_path / "overlay")
+        said = srl_deploy("delete", "--keep-data", "--yes").stdout
+        assert "may cost: persistentvolumeclaim/data-srl-broker-0 persistentvolumeclaim/data-srl-trainer-0\n" in said
+        assert not load_balancers() and not items("services,deployments,statefulsets,configmaps", "-n", "srl", *OURS)
+        until(lambda: not pods(), what="the end of all pods")
+        apply("gke", tmp_path / "overlay")
+        delete()
+
+
 @pytest.mark.parametrize("overlay", ["docker-desktop", "gke", "gke-public"])
 def test_every_overlay_gets_ready_and_leaves_nothing(overlay: str, tmp_path: Path) -> None:
     delete()
@@ -167,12 +197,18 @@ def certificate(directory: Path) -> None:
     names = ["-subj", "/CN=srl-broker", "-addext", "subjectAltName=DNS:srl-broker"]
     command = ["openssl", "req", "-x509", *key, "-keyout", "tls.key", "-out", "tls.crt", *names]
     subprocess.run(command, cwd=directory, check=True, capture_output=True)
-    kubectl("create", "namespace", "srl")
+    if not items("namespaces", "--field-selector=metadata.name=srl"):
+        kubectl("create", "namespace", "srl")
     files = [f"--from-file={name}={directory / source}" for name, source in TLS_FILES.items()]
     kubectl("-n", "srl", "create", "secret", "generic", "srl-broker-tls", *files)
 
 
 TLS_FILES = {"tls.crt": "tls.crt", "tls.key": "tls.key", "ca.crt": "tls.crt"}
+OURS = ("-l", "app.kubernetes.io/part-of=srl")
+
+
+def load_balancers() -> list[str]:
+    return [s["metadata"]["name"] for s in items("services", "-n", "srl") if s["spec"]["type"] == "LoadBalancer"]
 
 
 def logs(role: str) -> str:
