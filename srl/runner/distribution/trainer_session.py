@@ -277,7 +277,8 @@ class TrainerSession:
 
     def _tell_refused(self) -> None:
         """Put refused messages aside and tell of them, now and then."""
-        if self._refused == self._told_refused or time.monotonic() - self._told_refused_s < TELL_S:
+        # The ingest thread may be between counting a message and keeping it.
+        if not self._refused_now or time.monotonic() - self._told_refused_s < TELL_S:
             return
         refused, self._refused_now = self._refused_now, []
         for message, reason in refused:
