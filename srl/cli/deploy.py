@@ -31,8 +31,6 @@ PART_LABEL, PART = "app.kubernetes.io/part-of", "srl"
 VERSION_LABEL = "app.kubernetes.io/version"
 POLL_S = 2.0
 RECONNECT_S = 2.0
-# Pods that a change replaces may show their old trouble for a moment.
-GIVE_UP_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def apply(
 def status(target: Target) -> None:
     """Show pods, volumes and services, and what keeps pods from running."""
     target.kubectl.show(*_IN, "get", "pods,persistentvolumeclaims,services", "-o", "wide")
-    for text in _problems(target.kubectl)[0]:
+    for text in _problems(target.kubectl, target.kubectl.items(WORKLOADS, *_IN))[0]:
         click.echo(text)
 
 
@@ -260,24 +258,28 @@ def _remove_what_is_not_in(rendered: str, kubectl: Kubectl) -> None:
         click.echo(kubectl.run(*_IN, "delete", *stale), nl=False)
 
 
-def _problems(kubectl: Kubectl) -> tuple[list[str], bool]:
-    return problems(kubectl.items("pods", *_IN), kubectl.items("events", *_IN, "--field-selector=type=Warning"))
+def _problems(kubectl: Kubectl, workloads: list[dict[str, Any]]) -> tuple[list[str], bool]:
+    def images(spec: dict[str, Any]) -> set[str]:
+        return {container["image"] for container in spec["containers"]}
+
+    wanted = set().union(*(images(item["spec"]["template"]["spec"]) for item in workloads))
+    # A pod with another image is there only until the one that replaces it is ready: its trouble is over.
+    pods = [pod for pod in kubectl.items("pods", *_IN) if images(pod["spec"]) & wanted]
+    return problems(pods, kubectl.items("events", *_IN, "--field-selector=type=Warning"))
 
 
 def _wait_until_ready(kubectl: Kubectl, timeout_s: float) -> None:
     """Wait for all pods, telling of what changes; raises `WorkerError` that says what keeps them from running."""
     deadline_s, told = time.monotonic() + timeout_s, ""
-    final_since_s: float | None = None
     while True:
-        waiting = [item["metadata"]["name"] for item in kubectl.items(WORKLOADS, *_IN) if not _is_ready(item)]
+        workloads = kubectl.items(WORKLOADS, *_IN)
+        waiting = [item["metadata"]["name"] for item in workloads if not _is_ready(item)]
         if not waiting:
             click.echo("all pods are ready")
             return
-        reasons, is_final = _problems(kubectl)
+        reasons, is_final = _problems(kubectl, workloads)
         text = f"waiting for {', '.join(waiting)}" + "".join(f"\n  {reason}" for reason in reasons)
-        now_s = time.monotonic()
-        final_since_s = (final_since_s or now_s) if is_final else None
-        if now_s > deadline_s or (final_since_s and now_s - final_since_s > GIVE_UP_S):
+        if is_final or time.monotonic() > deadline_s:
             raise WorkerError(f"not all pods are ready; srl deploy status shows them\n{text}")
         if text != told:
             click.echo(text)

@@ -161,6 +161,7 @@ def test_what_is_public_goes_with_its_overlay_and_the_data_only_when_told(tmp_pa
         done = try_to_apply("gke-public", tmp_path / "overlay", timeout_s=30)
         assert done.returncode != 0 and 'secret "srl-broker-tls" not found' in done.stderr
         certificate(tmp_path)
+        kubectl("-n", "srl", "delete", "pods", "--all", "--now")  # they would look again in two minutes
         apply("gke-public", tmp_path / "overlay")
         assert load_balancers() == ["srl-broker-public"]
         assert 'service "srl-broker-public" deleted' in apply("gke", tmp_path / "overlay") and not load_balancers()
