@@ -18,8 +18,11 @@ import click
 
 import srl
 from srl.base.errors import SrlError, WorkerError
+from srl.cli.budget import ACCOUNT, Account, Budget, account_in, budget_options
 from srl.cli.kubectl import Kubectl, problems
 from srl.cli.options import DIRECTORY
+from srl.runner.progress import bill_text
+from srl.runner.status import Bill
 
 NAMESPACE = "srl"
 _IN = ("-n", NAMESPACE)
@@ -27,6 +30,19 @@ IMAGES = ("srl-actor", "srl-trainer", "srl-broker")
 WORKLOADS = "statefulsets,deployments"
 # What an overlay may have, and `apply` and `delete` take away. Not what holds data: claims, secrets, the namespace.
 KINDS = f"{WORKLOADS},services,configmaps,networkpolicies,poddisruptionbudgets,horizontalpodautoscalers"
+# The budget's keeper, its account, and the rights that it has only where it is told to use them.
+BUDGET = (
+    *("deployment/srl-budget", "networkpolicy/srl-budget", "rolebinding/srl-budget", "role/srl-budget"),
+    *("serviceaccount/srl-budget", f"configmap/{ACCOUNT}"),
+)
+_SCALE = {
+    "apiGroups": ["apps"],
+    "resources": ["deployments/scale", "statefulsets/scale"],
+    "resourceNames": ["srl-actor", "srl-trainer", "srl-broker"],
+    "verbs": ["patch"],
+}
+_DELETE = {"apiGroups": [""], "resources": ["namespaces"], "resourceNames": [NAMESPACE], "verbs": ["delete"]}
+BUDGET_RULES = {"scale-to-zero": [_SCALE], "delete": [_DELETE]}
 PART_LABEL, PART = "app.kubernetes.io/part-of", "srl"
 VERSION_LABEL = "app.kubernetes.io/version"
 POLL_S = 2.0
@@ -78,21 +94,40 @@ def render(target: Target, overlay: str, registry: str | None, tag: str | None) 
 @_registry
 @_tag
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@budget_options
+@click.option("--no-budget", is_flag=True, help="Without the budget there was, and forget what was spent.")
 @click.option("--upgrade", is_flag=True, help="Also where another version of SRL is deployed.")
 @click.option("--timeout", "timeout_s", default=600.0, show_default=True, help="Seconds to wait for the pods; 0: none.")
 @click.pass_obj
 def apply(
-    target: Target, overlay: str, registry: str | None, tag: str | None, yes: bool, upgrade: bool, timeout_s: float
+    target: Target,
+    /,
+    overlay: str,
+    registry: str | None,
+    tag: str | None,
+    yes: bool,
+    no_budget: bool,
+    upgrade: bool,
+    timeout_s: float,
+    **budget: Any,
 ) -> None:
     """Create or change what an overlay says, and wait until all pods are ready.
 
     The first time it makes random passwords for the broker. What it changes in a running deployment is
     replaced pod by pod; the run goes on. The number of actors stays as `srl deploy scale` left it; what the
     overlay has no longer is removed.
+
+    A budget is counted from the first time that one is given, until `srl deploy delete` or --no-budget, by a pod
+    of its own; what is not given again stays.
     """
     kubectl = target.kubectl
     deployed = _deployed(kubectl)
-    rendered = _render(target, overlay, registry, tag, deployed.actors)
+    if no_budget and any(budget.values()):
+        raise click.UsageError("--no-budget goes with no other option of a budget")
+    wanted = None if no_budget else Budget.from_options(budget, deployed.budget)
+    if wanted is not None and (spent := _bill(kubectl, wanted).spent):
+        raise SrlError(f"{spent}; raise it with --max-cost or --max-hours, or forget it with --no-budget")
+    rendered = _render(target, overlay, registry, tag, deployed.actors, wanted)
     if deployed.version not in (None, srl.__version__) and not upgrade:
         raise SrlError(
             f"the cluster has SRL {deployed.version}, this is SRL {srl.__version__}; --upgrade replaces it, "
@@ -107,6 +142,8 @@ def apply(
             kubectl.run("create", "-f", "-", text=json.dumps(_secret()))
             click.echo("passwords for the broker were made (secret srl-broker)")
         click.echo(kubectl.run("apply", "-f", "-", text=rendered), nl=False)
+        if no_budget:
+            click.echo(kubectl.run(*_IN, "delete", "--ignore-not-found", *BUDGET), nl=False)
         _remove_what_is_not_in(rendered, kubectl)
     except SrlError as error:
         raise SrlError(
@@ -126,6 +163,10 @@ def status(target: Target) -> None:
     target.kubectl.show(*_IN, "get", "pods,persistentvolumeclaims,services", "-o", "wide")
     for text in _problems(target.kubectl, target.kubectl.items(WORKLOADS, *_IN))[0]:
         click.echo(text)
+    budget = _deployed(target.kubectl).budget
+    if budget is not None:
+        bill = _bill(target.kubectl, budget)
+        click.echo(f"{bill_text(bill, None)}{f'; {bill.spent}' if bill.spent else ''}")
 
 
 @deploy.command()
@@ -137,7 +178,7 @@ def scale(target: Target, actors: int) -> None:
 
 
 @deploy.command()
-@click.argument("role", type=click.Choice(("trainer", "actor", "broker")))
+@click.argument("role", type=click.Choice(("trainer", "actor", "broker", "budget")))
 @click.option("--follow", "-f", is_flag=True)
 @click.pass_obj
 def logs(target: Target, role: str, follow: bool) -> None:
@@ -152,6 +193,11 @@ def logs(target: Target, role: str, follow: bool) -> None:
 def connect(target: Target, port: int) -> None:
     """Forward a local port to the broker until stopped, and say how to use it; reconnects by itself."""
     kubectl = target.kubectl
+    deployed = _deployed(kubectl)
+    if deployed.is_at_zero:
+        spent = _bill(kubectl, deployed.budget).spent if deployed.budget else ""
+        reason = f": {spent}; raise it" if spent else ", do so"
+        raise SrlError(f"the broker was scaled to zero{reason} with srl deploy apply, what it had is kept")
     encoded = kubectl.run(*_IN, "get", "secret", "srl-broker", "-o", "jsonpath={.data.client}")
     if not base64.b64decode(encoded):
         raise SrlError("the secret srl-broker has no password for clients; apply an overlay first: srl deploy apply")
@@ -189,6 +235,7 @@ def delete(target: Target, yes: bool, keep_data: bool) -> None:
         click.confirm(f"Delete {what} of SRL from the cluster {kubectl.name_of_context()!r}?", abort=True)
     if keep_data:
         click.echo(kubectl.run(*_IN, "delete", KINDS, "-l", f"{PART_LABEL}={PART}"), nl=False)
+        click.echo(kubectl.run(*_IN, "delete", "--ignore-not-found", *BUDGET), nl=False)
         kept = kubectl.run(*_IN, "get", "persistentvolumeclaims", "-o", "name").split()
         click.echo(f"kept for the next srl deploy apply, and may cost: {' '.join(kept)}")
         return
@@ -208,7 +255,14 @@ def _own_manifests() -> Path:
     return installed if installed.is_dir() else package.parent / "deploy" / "kubernetes"
 
 
-def _render(target: Target, overlay: str, registry: str | None, tag: str | None, actors: int | None = None) -> str:
+def _render(
+    target: Target,
+    overlay: str,
+    registry: str | None,
+    tag: str | None,
+    actors: int | None = None,
+    budget: Budget | None = None,
+) -> str:
     own, overlays = Path(overlay), target.manifests / "overlays"
     directory = overlays / overlay if (overlays / overlay).is_dir() else own
     if not (directory / "kustomization.yaml").exists():
@@ -221,33 +275,63 @@ def _render(target: Target, overlay: str, registry: str | None, tag: str | None,
     ]
     with tempfile.TemporaryDirectory() as folder:
         # JSON is YAML. kustomize takes relative paths only, and resolves links before it compares.
+        def relative(path: Path) -> str:
+            return os.path.relpath(path.resolve(), Path(folder).resolve())
+
+        patches = []
+        if actors is not None:
+            count = {"op": "add", "path": "/spec/replicas", "value": actors}
+            patches.append(_patch("Deployment", "srl-actor", count))
+        if budget is not None:
+            arguments = {"op": "add", "path": "/spec/template/spec/containers/0/args", "value": budget.arguments()}
+            patches.append(_patch("Deployment", "srl-budget", arguments))
+            for rule in BUDGET_RULES.get(budget.when_spent, ()):
+                patches.append(_patch("Role", "srl-budget", {"op": "add", "path": "/rules/-", "value": rule}))
         kustomization = {
-            "resources": [os.path.relpath(directory.resolve(), Path(folder).resolve())],
+            "resources": [relative(directory)],
+            "components": [relative(target.manifests / "components" / "budget")] if budget else [],
+            "patches": patches,
             "labels": [{"pairs": {VERSION_LABEL: srl.__version__, PART_LABEL: PART}}],
             "images": images if registry or tag else [],
         }
-        if actors is not None:
-            count = {"op": "add", "path": "/spec/replicas", "value": actors}
-            actor = {"kind": "Deployment", "name": "srl-actor"}
-            kustomization["patches"] = [{"target": actor, "patch": json.dumps([count])}]
         Path(folder, "kustomization.yaml").write_text(json.dumps(kustomization))
         return target.kubectl.run("kustomize", folder)
 
 
+def _patch(kind: str, name: str, *operations: dict[str, Any]) -> dict[str, Any]:
+    return {"target": {"kind": kind, "name": name}, "patch": json.dumps(operations)}
+
+
 @dataclass(frozen=True)
 class _Deployed:
-    """What the cluster has: version of SRL and number of actors; None where it has nothing."""
+    """What the cluster has: version of SRL, number of actors and budget; None where it has nothing."""
 
     version: str | None = None
     actors: int | None = None
+    budget: Budget | None = None
+    is_at_zero: bool = False
+    """Whether its budget's keeper, or somebody else, scaled all of it to zero."""
 
 
 def _deployed(kubectl: Kubectl) -> _Deployed:
-    text = kubectl.run(*_IN, "get", "deployment", "srl-actor", "--ignore-not-found", "-o", "json")
-    if not text:
-        return _Deployed()
-    deployment = json.loads(text)
-    return _Deployed(deployment["metadata"].get("labels", {}).get(VERSION_LABEL), deployment["spec"]["replicas"])
+    there = {item["metadata"]["name"]: item for item in kubectl.items(WORKLOADS, *_IN)}
+    actor, keeper = there.get("srl-actor"), there.get("srl-budget")
+    budget = None
+    if keeper is not None:
+        budget = Budget.from_arguments(keeper["spec"]["template"]["spec"]["containers"][0]["args"])
+    if actor is None:
+        return _Deployed(budget=budget)
+    version = actor["metadata"].get("labels", {}).get(VERSION_LABEL)
+    if not any(there[name]["spec"]["replicas"] for name in ("srl-trainer", "srl-broker") if name in there):
+        return _Deployed(version, None, budget, is_at_zero=True)  # the overlay knows better how many there should be
+    return _Deployed(version, actor["spec"]["replicas"], budget)
+
+
+def _bill(kubectl: Kubectl, budget: Budget) -> Bill:
+    """Return what was spent until the keeper of a budget counted last."""
+    text = kubectl.run(*_IN, "get", "configmap", ACCOUNT, "--ignore-not-found", "-o", "json")
+    account = account_in(json.loads(text)) if text else Account(counted_s=time.time())
+    return budget.bill(account.hours, account.usd, account.usd_per_hour)
 
 
 def _remove_what_is_not_in(rendered: str, kubectl: Kubectl) -> None:

@@ -92,6 +92,8 @@ def steps_up(cluster: Cluster, gpu: str, gpu_spot: bool, most_actors: int) -> li
         MACHINES[gpu],
         "--num-nodes",
         "1",
+        # None where all is scaled to zero, as when a budget is spent.
+        *("--enable-autoscaling", "--min-nodes", "0", "--max-nodes", "1"),
         "--accelerator",
         f"type={gpu},count=1,gpu-driver-version=default",
     )
@@ -301,8 +303,9 @@ def down(project: str, zone: str, name: str, dry_run: bool, yes: bool) -> None:
 )
 def cost(actors: int, gpu: str, gpu_spot: bool, hours: float, prices: Path | None) -> None:
     """Estimate what a run costs, item by item, from a file of prices."""
-    lines, _ = estimate(read_prices(prices), actors, gpu, gpu_spot, hours)
-    click.echo("\n".join(lines))
+    known = read_prices(prices)
+    lines, _ = estimate(known, actors, gpu, gpu_spot, hours)
+    click.echo("\n".join([*lines, budget_line(known, gpu, gpu_spot)]))
 
 
 def read_prices(path: Path | None) -> dict[str, float]:
@@ -315,17 +318,34 @@ def read_prices(path: Path | None) -> dict[str, float]:
         raise SrlError(f"{file} has no list of [[price]] with item and usd_per_hour: {error!r}") from error
 
 
+def items(gpu: str, gpu_spot: bool) -> dict[str, list[str]]:
+    """Return what the cluster, a trainer and a machine for actors are made of, by names of prices."""
+    spot = " spot" if gpu_spot else ""
+    # Machines for an L4 come with it.
+    extra = [] if gpu == "nvidia-l4" else [f"{gpu}{spot}"]
+    return {
+        "cluster": ["cluster", SYSTEM_MACHINE],
+        "trainer": [f"{MACHINES[gpu]}{spot}", *extra],
+        "actors": [f"{ACTOR_MACHINE} spot"],
+    }
+
+
+def budget_line(prices: dict[str, float], gpu: str, gpu_spot: bool) -> str:
+    """Return the options that give `srl deploy apply` these prices for its budget."""
+    each = items(gpu, gpu_spot)
+    if missing := [item for names in each.values() for item in names if item not in prices]:
+        return f"for a budget in USD the prices of {', '.join(missing)} are needed, too"
+    cluster, trainer, machine = (sum(prices[item] for item in names) for names in each.values())
+    return (
+        f"for a budget: srl deploy apply gke --max-cost USD --usd-per-hour {cluster:.4g} "
+        f"--usd-per-trainer-hour {trainer:.4g} --usd-per-actor-hour {machine / ACTORS_PER_MACHINE:.4g}"
+    )
+
+
 def estimate(prices: dict[str, float], actors: int, gpu: str, gpu_spot: bool, hours: float) -> tuple[list[str], float]:
     """Return a table of what is used for so many hours, and the sum of what has a price."""
-    spot = " spot" if gpu_spot else ""
-    used = {
-        "cluster": 1,
-        SYSTEM_MACHINE: 1,
-        f"{MACHINES[gpu]}{spot}": 1,
-        # Machines of this kind come with their GPU.
-        **({} if gpu == "nvidia-l4" else {f"{gpu}{spot}": 1}),
-        f"{ACTOR_MACHINE} spot": -(-actors // ACTORS_PER_MACHINE),
-    }
+    counts = {"cluster": 1, "trainer": 1, "actors": -(-actors // ACTORS_PER_MACHINE)}
+    used = {item: counts[part] for part, names in items(gpu, gpu_spot).items() for item in names}
     lines, total, missing = [], 0.0, []
     for item, count in used.items():
         price = prices.get(item)

@@ -14,6 +14,7 @@ import click
 import srl
 from srl.base.errors import BrokerError, SrlError, WorkerError
 from srl.cli.accounts import broker_acl
+from srl.cli.budget import budget
 from srl.cli.deploy import deploy
 from srl.cli.gke import gke
 from srl.cli.results import evaluate, plot
@@ -90,7 +91,21 @@ def cli() -> None:
     """  # noqa: D301 - \b is click's mark for "do not wrap"
 
 
-for command in (train, trainer, actor, status, watch, cancel, evaluate, plot, settings, broker_acl, deploy, gke):
+for command in (
+    train,
+    trainer,
+    actor,
+    status,
+    watch,
+    cancel,
+    evaluate,
+    plot,
+    settings,
+    broker_acl,
+    deploy,
+    gke,
+    budget,
+):
     cli.add_command(command)
 
 

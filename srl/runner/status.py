@@ -45,6 +45,37 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     mean_reward: float
 
 
+class Bill(msgspec.Struct, frozen=True, kw_only=True):
+    """What the workers at a broker have cost, estimated from prices by the hour, and what they may."""
+
+    hours: float
+    """That there have been workers."""
+    usd: float
+    usd_per_hour: float
+    """Of the workers that there are now."""
+    max_hours: float | None = None
+    max_usd: float | None = None
+
+    @property
+    def spent(self) -> str:
+        """Which budget is spent, in words; empty while none is."""
+        if self.max_usd is not None and self.usd >= self.max_usd:
+            return f"the budget of {self.max_usd:.2f} USD is spent ({self.usd:.2f} USD in {self.hours:.1f} hours)"
+        if self.max_hours is not None and self.hours >= self.max_hours:
+            return f"the budget of {self.max_hours:g} hours is spent ({self.hours:.1f} hours, {self.usd:.2f} USD)"
+        return ""
+
+    def forecast_usd(self, remaining_s: float | None) -> float | None:
+        """Return what it will have cost when a run ends, or `None` where nothing says when; a budget ends it too."""
+        hours_left = [] if remaining_s is None else [remaining_s / 3600]
+        if self.max_hours is not None:
+            hours_left.append(self.max_hours - self.hours)
+        most = [] if self.max_usd is None else [max(self.usd, self.max_usd)]
+        if hours_left:
+            most.append(self.usd + max(0.0, min(hours_left)) * self.usd_per_hour)
+        return min(most, default=None)
+
+
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A run at one moment. Counters cover the whole run; `None` means unknown or without limit."""
 
@@ -69,6 +100,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Version the trainer published last; an actor's lag is the difference to its own."""
     trainer: TrainerStatus | None = None
     actors: tuple[ActorStatus, ...] = ()
+    bill: Bill | None = None
+    """What the workers cost, where somebody counts."""
     error: str | None = None
     """Why a failed run failed, with the worker's traceback."""
     warning: str = ""

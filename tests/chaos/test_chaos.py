@@ -72,7 +72,7 @@ def disturb(fleet: Fleet, rng: random.Random, kills: int, roles: dict[str, int])
     ("kills", "append_only"),
     [
         pytest.param(2, False, id="empty"),
-        pytest.param(2, True, id="append-only"),
+        pytest.param(2, True, id="append-only", marks=pytest.mark.slow),
         pytest.param(8, False, id="empty-long", marks=pytest.mark.slow),
         pytest.param(8, True, id="append-only-long", marks=pytest.mark.slow),
     ],

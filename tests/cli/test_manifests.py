@@ -16,7 +16,9 @@ from click.testing import CliRunner
 from waiting import until
 
 import srl
-from srl.cli.kubectl import problems
+from srl.cli.budget import Budget
+from srl.cli.deploy import Target, _render
+from srl.cli.kubectl import Kubectl, problems
 from srl.cli.main import cli
 
 MANIFESTS = Path(__file__).parents[2] / "deploy" / "kubernetes"
@@ -93,6 +95,25 @@ def test_rendering_sets_images_and_version() -> None:
 
 
 @needs_kubectl
+@pytest.mark.parametrize("when_spent", ["end", "scale-to-zero", "delete"])
+def test_a_budget_has_a_keeper_with_no_more_rights_than_it_uses(when_spent: Any, tmp_path: Path) -> None:
+    target = Target(Kubectl(None), MANIFESTS)
+    budget = Budget(max_hours=4.0, when_spent=when_spent)
+    items = list(yaml.safe_load_all(_render(target, "gke-public", None, None, budget=budget)))
+    for item in items:
+        kubernetes_validate.validate(item, "1.37", strict=True)
+    pod = pod_templates(items)["srl-budget"]
+    assert Budget.from_arguments(pod["containers"][0]["args"]) == budget
+    [url] = [each["value"] for each in pod["containers"][0]["env"] if each["name"] == "SRL_REDIS_URL"]
+    assert url.startswith("rediss://"), "the broker's, which has TLS here"
+    [role] = [item for item in items if item["kind"] == "Role"]
+    verbs = {verb for rule in role["rules"] for verb in rule["verbs"]}
+    assert ("delete" in verbs) == (when_spent == "delete")
+    scales = any("statefulsets/scale" in rule["resources"] for rule in role["rules"])
+    assert scales == (when_spent == "scale-to-zero")
+
+
+@needs_kubectl
 def test_an_overlay_that_does_not_exist_is_named_with_those_that_do() -> None:
     done = CliRunner().invoke(cli, ["deploy", "render", "kindd"])
     assert done.exit_code == 2 and "'kindd' is neither" in done.output and "docker-desktop, gke" in done.output
@@ -104,6 +125,27 @@ def kubectl(directory: Path, script: str) -> dict[str, str]:
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     return {"PATH": f"{directory}{os.pathsep}{os.environ['PATH']}"}
+
+
+def deployed(
+    version: str = srl.__version__,
+    replicas: int = 1,
+    budget: list[str] | None = None,
+    account: dict[str, float] | None = None,
+) -> str:
+    """Return a script that answers as kubectl does where SRL is deployed."""
+    items: list[dict[str, Any]] = [
+        {"metadata": {"name": name, "labels": {"app.kubernetes.io/version": version}}, "spec": {"replicas": replicas}}
+        for name in ("srl-trainer", "srl-broker", "srl-actor")
+    ]
+    if budget is not None:
+        pod = {"spec": {"containers": [{"args": ["budget", *budget]}]}}
+        items.append({"metadata": {"name": "srl-budget"}, "spec": {"replicas": 1, "template": pod}})
+    config_map = {"data": {"account": json.dumps({"counted_s": 0.0, **(account or {})})}}
+    return (
+        f"case \"$*\" in *statefulsets*) echo '{json.dumps({'items': items})}' ;; "
+        f"*configmap*) echo '{json.dumps(config_map)}' ;; esac"
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,12 +161,18 @@ def kubectl(directory: Path, script: str) -> dict[str, str]:
             "nothing is deployed there",
         ),
         (
-            'echo \'{"metadata": {"labels": {"app.kubernetes.io/version": "0.0.1"}}, "spec": {"replicas": 2}}\'',
+            deployed(version="0.0.1"),
             ["apply", "kind", "--yes"],
             "has SRL 0.0.1.*--upgrade",
         ),
         (
-            'case "$*" in *kustomize*|*deployment*) ;; *secret*) echo "no room" >&2; exit 1 ;; esac',
+            deployed(budget=["--max-cost=5.0", "--usd-per-hour=1.0"], account={"hours": 4.1, "usd": 5.02}),
+            ["apply", "kind", "--yes"],
+            r"budget of 5\.00 USD is spent \(5\.02 USD in 4\.1 hours\); raise it with --max-cost",
+        ),
+        (deployed(replicas=0), ["connect"], "scaled to zero, do so with srl deploy apply"),
+        (
+            'case "$*" in *statefulsets*) echo \'{"items": []}\' ;; *secret*) echo "no room" >&2; exit 1 ;; esac',
             ["apply", "kind", "--yes"],
             "(?s)no room.*still there.*srl deploy delete",
         ),
@@ -214,7 +262,8 @@ def test_trouble_that_is_over_is_not_told() -> None:
 
 def test_who_stops_connecting_leaves_no_kubectl_behind(tmp_path: Path) -> None:
     forwards = f"*port-forward*) echo $$ > {tmp_path}/pid; exec sleep 600 ;;"
-    environment = kubectl(tmp_path, f'case "$*" in *secret*) printf Zm9v ;; {forwards} esac')
+    secret = f'case "$*" in *secret*) printf Zm9v ;; {forwards} esac'
+    environment = kubectl(tmp_path, f"{deployed()}; {secret}")
     command = [sys.executable, "-m", "srl.cli", "deploy", "connect", "--port", "1"]
     with subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL) as process:
         pid = until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from srl.runner.progress import Progress, duration, evaluation_text, final_line, live_table, log_lines
-from srl.runner.status import ActorStatus, Evaluation, RunStatus, TrainerStatus
+from srl.runner.status import ActorStatus, Bill, Evaluation, RunStatus, TrainerStatus
 
 TRAINER = TrainerStatus(
     worker="t-1", heartbeat_age_s=1, updates_per_s=1234, steps_received_per_s=56.7, steps_received=98_765
@@ -232,3 +232,23 @@ def test_workers_that_are_started_for_the_user_are_starting_not_missing(show) ->
     text = show(changed(state="waiting", trainer=None, actors=(), actor_num=2), None)
     assert "starting: trainer, 2 of 2 actors" in text
     assert "srl trainer" not in text
+
+
+@pytest.mark.parametrize(
+    ("limits", "remaining_s", "says"),
+    [
+        ({}, 3600, "cost 1.00 USD in 2.0 hours, forecast 1.50 USD"),
+        ({}, None, "cost 1.00 USD in 2.0 hours"),
+        ({"max_usd": 5.0}, 3600, "cost 1.00 of 5.00 USD in 2.0 hours, forecast 1.50 USD"),
+        ({"max_usd": 1.25}, 3600, "cost 1.00 of 1.25 USD in 2.0 hours, forecast 1.25 USD"),
+        ({"max_usd": 5.0}, None, "cost 1.00 of 5.00 USD in 2.0 hours, forecast 5.00 USD"),
+        ({"max_hours": 2.5}, 3600, "cost 1.00 USD in 2.0 of 2.5 hours, forecast 1.25 USD"),
+        ({"max_hours": 1.0}, None, "cost 1.00 USD in 2.0 of 1 hours, forecast 1.00 USD"),
+    ],
+)
+def test_what_a_run_costs_is_told_with_what_it_will_cost(
+    limits: dict[str, float], remaining_s: float | None, says: str
+) -> None:
+    bill = Bill(hours=2.0, usd=1.0, usd_per_hour=0.5, **limits)
+    status = changed(bill=bill, remaining_s=remaining_s)
+    assert log_lines(status, ADDRESS)[0].endswith(f" | {says}") and says in " ".join(rendered(status).split())

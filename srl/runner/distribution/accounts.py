@@ -16,9 +16,11 @@ Role = Literal["client", "trainer", "actor"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 _WORKERS = "+ping +time +select +hget +hmget +zrange"
-_ALL_KEYS = f"~srl:* {_WORKERS} +evalsha +script|load +multi +exec +exists +hset +hsetnx +hincrby +hgetall +hlen +zadd"
+_ALL_KEYS = (
+    f"~srl:* {_WORKERS} +evalsha +script|load +multi +exec +exists +hexists +hset +hsetnx +hincrby +hgetall +hlen +zadd"
+)
 RULES: Mapping[Role, str] = {
-    "client": f"{_ALL_KEYS} +zrem +zcard +xadd +xread +xrange +del +expire",
+    "client": f"{_ALL_KEYS} +get +set +zrem +zcard +xadd +xread +xrange +del +expire",
     "trainer": f"{_ALL_KEYS} +zrem +zcard +xadd +xread +xlen +xrevrange +xtrim +hdel +del +expire +memory|usage",
     # What is in parentheses holds for these keys alone.
     "actor": f"%R~srl:queue %R~srl:*:task {_WORKERS} "

@@ -46,6 +46,9 @@ T = TypeVar("T")
 
 TASKS_KEY = "srl:tasks"
 QUEUE_KEY = "srl:queue"
+BILL_KEY = "srl:bill"
+BILL_S = 600
+"""How long a bill is shown that nobody writes anew."""
 LEASE_MS = 8_000
 """A worker that has been silent for this long may be replaced."""
 MOST_TASKS = 1_000
@@ -205,7 +208,7 @@ class Broker:
         return _present(_FIELDS, self.redis.hmget(_key(task, "task"), *_FIELDS))
 
     def snapshot(self, task: str) -> dict[str, Any]:
-        """Return everything a status needs, all of one moment: fields, worker statuses, checkpoint number, time.
+        """Return everything a status needs, all of one moment: fields, worker statuses, checkpoint number, bill, time.
 
         Raises `TaskGoneError` where the task is gone.
         """
@@ -214,8 +217,9 @@ class Broker:
             pipe.hmget(_key(task, "actors"), "sent_bytes", "slots")
             pipe.hgetall(_key(task, "workers"))
             pipe.hget(_key(task, "checkpoint"), "id")
+            pipe.get(BILL_KEY)
             pipe.time()
-            values, actors, workers, checkpoint, now = pipe.execute()
+            values, actors, workers, checkpoint, bill, now = pipe.execute()
         if values[0] is None:
             raise TaskGoneError(_gone(task, self.parameters.address))
         fields: dict[str, Any] = _present(_FIELDS, values)
@@ -225,6 +229,7 @@ class Broker:
             "fields": fields,
             "workers": _heartbeats({b"trainer": fields.pop("beat", "").encode(), **workers}),
             "checkpoint": int(checkpoint or 0),
+            "bill": bill,
             "now_ms": _milliseconds(now),
         }
 
@@ -250,6 +255,19 @@ class Broker:
         keys = [QUEUE_KEY, *(_key(task, part) for part in parts)]
         holder = "" if lease is None else lease.token
         return bool(self._run(scripts.FINISH, keys, [task, state, error[:MOST_TEXT], KEEP_FINISHED_S, holder]))
+
+    def ask_to_end(self, task: str) -> bool:
+        """Ask a running task's trainer for its end; returns whether this call is the first that does."""
+        return bool(self._run(scripts.ASK_TO_END, [_key(task, "task")], []))
+
+    def write_bill(self, bill: str) -> None:
+        """Leave what the workers cost (JSON) for clients to see; it is forgotten unless written again."""
+        self.redis.set(BILL_KEY, bill, ex=BILL_S)
+
+    def bill(self) -> bytes | None:
+        """Return what the workers cost (JSON), `None` where nobody counts."""
+        bill: bytes | None = self.redis.get(BILL_KEY)
+        return bill
 
     def parameter_version(self, task: str) -> int:
         """Return the version of the newest published parameters, 0 before the first."""
@@ -437,9 +455,13 @@ class Broker:
             if state == "gone":
                 raise TaskGoneError(_gone(lease.task, self.parameters.address))
             raise TaskOverError(f"task {lease.task!r} is {state}")
-        train_count, version, room, sent, rank, actors, *cleared = values
-        names = tuple(key.decode().rpartition(":")[2] for key in cleared[0]) if cleared else ()
-        return Reply(int(train_count), int(version), float(room), bool(sent), int(rank), int(actors), names)
+        train_count, version, room, sent, rank, actors, *watched = values
+        reply = Reply(int(train_count), int(version), float(room), bool(sent), int(rank), int(actors))
+        if not watched:
+            return reply
+        cleared, ending = watched
+        names = tuple(key.decode().rpartition(":")[2] for key in cleared)
+        return dataclasses.replace(reply, cleared=names, ending=bool(ending))
 
     def _run(self, script: str, keys: list[str], arguments: list[Any]) -> Any:
         import redis

@@ -69,6 +69,7 @@ class Reply:
         sent: whether a message was taken; a full backlog refuses it.
         rank, actors: the actor's number among those that play now and their number, where it asked; else 0.
         cleared: what the trainer's beat found above all bounds, and cleared: parts of the task's keys.
+        ending: whether somebody asked for the run's end, as the trainer's beat is told.
     """
 
     train_count: int
@@ -78,6 +79,7 @@ class Reply:
     rank: int
     actors: int
     cleared: tuple[str, ...] = ()
+    ending: bool = False
 
 
 @dataclass(frozen=True)

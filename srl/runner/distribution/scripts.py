@@ -162,6 +162,15 @@ return 1
 """
 )
 
+# Asks the trainer to end its run as if that had reached its stop condition. KEYS: task.
+ASK_TO_END = (
+    _LUA
+    + """
+if redis.call('HGET', KEYS[1], 'state') ~= 'running' then return 0 end
+return redis.call('HSETNX', KEYS[1], 'ending', now_ms())
+"""
+)
+
 # KEYS: events. ARGV: the task's key, worker, message, 1 where the worker leaves because of it, length. Late errors of a
 # finished task are kept as long as the rest of it.
 ADD_ERROR = (
@@ -201,7 +210,7 @@ end
 
 # Keeps the lease, and what actors may write within bounds, whatever they do. KEYS: task, actors, workers, experience,
 # events. ARGV: token, status, most bytes of the experience beside ten backlogs, most bytes of each other. Returns also
-# the keys that were cleared.
+# the keys that were cleared, and whether somebody asked for the run's end.
 WATCH = (
     _TRAINER_FENCE
     + _SETTLE
@@ -221,7 +230,7 @@ end
 -- After that: a server that is out of memory takes nothing new from a script that has not yet freed anything.
 redis.call('HSET', KEYS[1], 'beat', now_ms() .. ' ' .. ARGV[2])
 settle(KEYS[4], KEYS[2])
-return {task[3], task[4], 'inf', 0, 0, 0, cleared}
+return {task[3], task[4], 'inf', 0, 0, 0, cleared, redis.call('HEXISTS', KEYS[1], 'ending')}
 """
 )
 
@@ -340,7 +349,7 @@ redis.call('XADD', KEYS[2], 'MAXLEN', '=', ARGV[5], '*', 'sender', ARGV[2], 'rea
 )
 
 ALL = (
-    *(CREATE, RESTORE, ACQUIRE_TRAINER, ACQUIRE_ACTOR, RELEASE_TRAINER, RELEASE_ACTOR, FINISH, ADD_ERROR),
-    *(WATCH, COMMIT, STORE_CHECKPOINT, ADD_HISTORY, QUARANTINE, BEAT, SEND),
+    *(CREATE, RESTORE, ACQUIRE_TRAINER, ACQUIRE_ACTOR, RELEASE_TRAINER, RELEASE_ACTOR, FINISH, ASK_TO_END),
+    *(ADD_ERROR, WATCH, COMMIT, STORE_CHECKPOINT, ADD_HISTORY, QUARANTINE, BEAT, SEND),
 )
 """What a client or trainer loads into a server; actors may only run these."""

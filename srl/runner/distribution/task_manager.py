@@ -28,7 +28,7 @@ from srl.runner.progress import Progress
 from srl.runner.run_config import RunConfig
 from srl.runner.saving import Saving
 from srl.runner.shutdown import stop_on_signals
-from srl.runner.status import ActorStatus, Evaluation, RunState, RunStatus, TrainerStatus
+from srl.runner.status import ActorStatus, Bill, Evaluation, RunState, RunStatus, TrainerStatus
 
 if TYPE_CHECKING:
     from srl.runner.runner import Runner
@@ -79,6 +79,18 @@ class TaskManager:
     def cancel(self) -> bool:
         """End the task; its workers stop within seconds. Returns whether it was unfinished."""
         return self._once(lambda: self._broker.finish(self.task, "cancelled"))
+
+    def end(self, reason: str) -> bool:
+        """Ask for the task's end: its trainer stores a last checkpoint, and it is done as if it had run its course.
+
+        One that no trainer has taken yet is cancelled. Returns whether it had not been asked for before.
+        """
+        if self._once(lambda: self._broker.ask_to_end(self.task)):
+            self._once(lambda: self._broker.add_error(self.task, "client", reason))
+            return True
+        if self.get_status().state == "waiting":
+            return self._once(lambda: self._broker.finish(self.task, "cancelled", reason))
+        return False
 
     def read_parameter(self) -> Tree | None:
         """Return the newest published parameters, `None` before the first."""
@@ -228,6 +240,9 @@ def create_task(
     message_bytes = frames * (spaces.observation.nbytes + 16)
     broker = Broker(redis_params)
     limit = BACKLOG_MESSAGES * run_config.actor_num * message_bytes
+    bill = _bill(once(broker.bill, broker))
+    if bill is not None and bill.spent:
+        raise BrokerError(f"{bill.spent}, so {redis_params.address} takes no more tasks; srl deploy apply raises it")
     task = once(lambda: broker.create_task(redis_params.task_name, definition, limit, checkpoint), broker)
     broker.close()
     return TaskManager(redis_params, task)
@@ -298,6 +313,10 @@ def _append(history: HistoryWriter, rows: Sequence[Mapping[str, Any]]) -> None:
         history.append(row)
 
 
+def _bill(text: bytes | None) -> Bill | None:
+    return None if text is None else msgspec.json.decode(text, type=Bill)
+
+
 def _run_status(task: str, snapshot: Mapping[str, Any]) -> RunStatus:
     fields, now_ms = snapshot["fields"], snapshot["now_ms"]
     progress = json.loads(fields.get("progress", "{}"))
@@ -338,5 +357,6 @@ def _run_status(task: str, snapshot: Mapping[str, Any]) -> RunStatus:
         parameter_version=int(fields["version"]),
         trainer=trainer,
         actors=tuple(sorted(actors, key=lambda actor: actor.slot)),
+        bill=_bill(snapshot["bill"]),
         error=fields.get("error") or None,
     )

@@ -105,6 +105,7 @@ class TrainerSession:
         self._told_refused, self._told_refused_s = self._refused, -math.inf
         self._forgotten: list[str] = []
         self._evaluations: list[tuple[str, EvaluationRecord]] = []
+        self._asked_to_end = False
         self._last_event = "0"
         self._fatal: Event | None = None
         self._snapshot: Snapshot | None = None
@@ -168,7 +169,8 @@ class TrainerSession:
         config = self._run_config
         steps = self._env_steps - self._definition.start_env_steps
         return (
-            self._updates_left() <= 0
+            self._asked_to_end
+            or self._updates_left() <= 0
             or (config.max_steps is not None and steps >= config.max_steps)
             or (config.max_episodes is not None and self._episodes >= config.max_episodes)
             or (config.timeout is not None and self._elapsed_s() >= config.timeout)
@@ -408,6 +410,7 @@ class TrainerSession:
         reply = self._ask(lambda: self._broker.beat(self._lease, msgspec.json.encode(status).decode()))
         if reply is not None and reply.cleared:
             self._tell(f"actors wrote more than they may, so it was deleted: {', '.join(reply.cleared)}")
+        self._asked_to_end |= reply is not None and reply.ending
         with self._counting:
             rewards, self._episode_rewards = self._episode_rewards, []
             evaluations, self._evaluations = self._evaluations, []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 import toy
@@ -44,6 +45,7 @@ from srl.runner.distribution.records import Lease, Position, TaskDefinition, Tas
 from srl.runner.distribution.wire import PROTOCOL_VERSION, Experience, decode_experience, encode_experience, encode_tree
 from srl.runner.plugins import config_from_dict, load_plugins
 from srl.runner.run_config import RunConfig
+from srl.runner.status import Bill
 
 WORKERS = {"trainer": trainer_run_forever, "actor": actor_run_forever}
 
@@ -337,6 +339,45 @@ def test_cancel_stops_the_workers_and_they_take_the_next_task(server: EmbeddedBr
         second = start(server.parameters, max_train_count=10)
         assert second.train_wait(progress=False, timeout=20).state == "done"
     assert manager.get_status().state == "cancelled"
+
+
+def test_a_run_that_is_asked_to_end_is_done_with_all_it_learned(
+    server: EmbeddedBroker, broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager, waiting = start(server.parameters), start(server.parameters)
+    with working(server.parameters, "trainer", "actor"):
+        until(lambda: manager.get_status().train_count > 0)
+        assert waiting.end("enough") and waiting.get_status().state == "cancelled", "nobody has taken it"
+        assert manager.end("enough") and not manager.end("again")
+        status = manager.train_wait(progress=False, checkpoint_save_dir=tmp_path)
+    assert status.state == "done" and not manager.end("too late")
+    assert "client: enough" in caplog.text
+    learned = make_runner()
+    learned.load_checkpoint(tmp_path)
+    assert learned.train_count == status.train_count > 0
+
+
+def test_the_end_that_was_asked_for_comes_though_the_trainer_is_another_one(
+    server: EmbeddedBroker, broker: Broker
+) -> None:
+    manager = start(server.parameters)
+    with working(server.parameters, "trainer", "actor"):
+        until(lambda: manager.get_status().train_count > 0)
+    assert manager.end("enough")
+    with working(server.parameters, "trainer"):
+        assert manager.train_wait(progress=False, timeout=30).state == "done"
+
+
+def test_a_spent_budget_takes_no_more_tasks_and_is_shown(server: EmbeddedBroker, broker: Broker) -> None:
+    manager = start(server.parameters)
+    bill = Bill(hours=1.0, usd=4.0, usd_per_hour=2.0, max_usd=5.0)
+    broker.write_bill(msgspec.json.encode(bill).decode())
+    assert manager.get_status().bill == bill
+    start(server.parameters)
+    broker.write_bill(msgspec.json.encode(msgspec.structs.replace(bill, usd=5.01)).decode())
+    with pytest.raises(BrokerError, match=r"budget of 5\.00 USD is spent \(5\.01 USD in 1\.0 hours\).*no more tasks"):
+        start(server.parameters)
+    assert len(manager.tasks()) == 2
 
 
 # --- counting -------------------------------------------------------------------------------------------
