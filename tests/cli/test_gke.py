@@ -133,7 +133,17 @@ def test_costs_are_the_sum_of_what_has_a_price(tmp_path: Path) -> None:
     prices.write_text("".join(f'[[price]]\nitem = "{name}"\nusd_per_hour = 0.5\n' for name in names))
     done = srl("cost", "--actors", "9", "--hours", "4", "--prices", str(prices))
     assert done.exit_code == 0 and "together for 4 hours" in done.output and "14.00 USD" in done.output  # 7 items
-    own = srl("cost", "--actors", "3", "--gpu", "nvidia-tesla-t4", "--gpu-spot", "--hours", "4")
-    assert "at least for 4 hours" in own.output and "no price" in own.output and "--prices" in own.output
+    options = "--usd-per-hour 1 --usd-per-trainer-hour 1 --usd-per-actor-hour 0.125"
+    assert f"srl deploy apply gke --max-cost USD {options}\n" in done.output
+    some = srl("cost", "--actors", "3", "--gpu-spot", "--hours", "4", "--prices", str(prices))
+    assert "at least for 4 hours" in some.output and "no price" in some.output and "--prices" in some.output
+    assert "prices of n1-standard-4 spot, nvidia-tesla-t4 spot are needed" in some.output
     prices.write_text("price = 3\n")
     assert srl("cost", "--prices", str(prices)).exit_code == 2
+
+
+@pytest.mark.parametrize("gpu", MACHINES)
+@pytest.mark.parametrize("spot", [[], ["--gpu-spot"]])
+def test_every_item_has_a_price(gpu: str, spot: list[str]) -> None:
+    done = srl("cost", "--actors", "3", "--gpu", gpu, *spot)
+    assert done.exit_code == 0 and "together for 1 hours" in done.output
