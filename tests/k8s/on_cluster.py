@@ -41,15 +41,20 @@ def srl_deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
-def apply(overlay: str, directory: Path, registry: str | None = REGISTRY) -> str:
+def apply(overlay: str, directory: Path, *options: str, registry: str | None = REGISTRY) -> str:
     """Apply an overlay and wait until all pods are ready; returns what was said."""
-    done = try_to_apply(overlay, directory, registry)
+    done = try_to_apply(overlay, directory, *options, registry=registry)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def try_to_apply(
-    overlay: str, directory: Path, registry: str | None = REGISTRY, tag: str = TAG, timeout_s: float = 300.0
+    overlay: str,
+    directory: Path,
+    *options: str,
+    registry: str | None = REGISTRY,
+    tag: str = TAG,
+    timeout_s: float = 300.0,
 ) -> subprocess.CompletedProcess[str]:
     """Apply an overlay of the user's own, in `directory`. It asks for less than whole cores: nodes may be small."""
     directory.mkdir(exist_ok=True)
@@ -61,7 +66,7 @@ def try_to_apply(
     }
     (directory / "kustomization.yaml").write_text(json.dumps(kustomization))
     place = ["--registry", registry] if registry else []
-    return srl_deploy("apply", str(directory), "--yes", "--tag", tag, "--timeout", str(timeout_s), *place)
+    return srl_deploy("apply", str(directory), "--yes", "--tag", tag, "--timeout", str(timeout_s), *place, *options)
 
 
 def delete() -> str:

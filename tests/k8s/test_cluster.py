@@ -193,6 +193,43 @@ def test_every_overlay_gets_ready_and_leaves_nothing(overlay: str, tmp_path: Pat
         assert all(name in said for name in kept), "what stays is said"
 
 
+def test_a_spent_budget_ends_the_run_scales_to_zero_and_keeps_what_was_learned(tmp_path: Path) -> None:
+    delete()
+    with volumes(tmp_path):
+        apply("kind", tmp_path / "overlay", "--max-hours", "0.03", "--when-spent", "scale-to-zero")
+        with connected(tmp_path / "connect.log") as parameters:
+            manager = pendulum().train_distribution_start(parameters, actor_num=2, max_train_count=10**9)
+            bill = until(lambda: manager.get_status().bill, what="a bill")
+            assert bill.max_hours == 0.03 and not bill.spent
+            status = manager.train_wait(checkpoint_save_dir=tmp_path / "checkpoints", timeout=240)
+            assert status.state == "done" and status.train_count > 0
+            with pytest.raises(BrokerError, match=r"budget of 0\.03 hours is spent"):
+                pendulum().train_distribution_start(parameters, max_train_count=1)
+            manager.close()
+        until(lambda: [name for name in pods() if "budget" not in name] == [], what="the end of all other pods")
+        assert "is spent" in srl_deploy("status").stdout
+        for refused in (try_to_apply("kind", tmp_path / "overlay"), srl_deploy("connect")):
+            assert refused.returncode != 0 and "budget of 0.03 hours is spent" in refused.stderr
+
+        apply("kind", tmp_path / "overlay", "--max-hours", "9")
+        with connected(tmp_path / "connect.log") as parameters:
+            learned = TaskManager(parameters).create_runner()
+            assert learned is not None and learned.train_count == status.train_count
+        assert "of 9 hours" in srl_deploy("status").stdout
+        apply("kind", tmp_path / "overlay", "--no-budget")
+        left = items("roles,rolebindings,serviceaccounts,deployments,networkpolicies,configmaps", "-n", "srl")
+        assert not {"srl-budget", "srl-spent"} & {item["metadata"]["name"] for item in left}
+        delete()
+
+
+def test_a_spent_budget_deletes_everything_where_told(tmp_path: Path) -> None:
+    delete()
+    with volumes(tmp_path):
+        done = try_to_apply("kind", tmp_path / "overlay", "--max-hours", "0.001", "--when-spent", "delete", timeout_s=0)
+        assert done.returncode == 0, done.stderr
+        until(lambda: "srl" not in [i["metadata"]["name"] for i in items("namespaces")], 240, "the namespace's end")
+
+
 def certificate(directory: Path) -> None:
     """Make the secret that the broker of gke-public wants: a certificate for the name by which workers know it."""
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
