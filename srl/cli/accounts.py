@@ -14,12 +14,13 @@ from srl.cli.options import DIRECTORY
     type=DIRECTORY,
     default=Path("broker-passwords"),
     show_default=True,
-    help="With the files client, trainer and actor, each with a password; missing ones are made.",
+    help="With the files client, trainer, actor and viewer, each with a password; missing ones are made.",
 )
 def broker_acl(directory: Path) -> None:
     """Print an ACL file for a Redis or Valkey server, with one user for each role.
 
-    Actors may read tasks and parameters, and add experience and heartbeats; nothing else. The file has hashes of
+    Actors may read tasks and parameters, and add experience and heartbeats; nothing else. A viewer (of the dashboard)
+    may only read. The file has hashes of
     passwords, not the passwords. See docs/security.md.
 
     \b

@@ -15,6 +15,7 @@ import srl
 from srl.base.errors import BrokerError, SrlError, WorkerError
 from srl.cli.accounts import broker_acl
 from srl.cli.budget import budget
+from srl.cli.dashboard import dashboard
 from srl.cli.deploy import deploy
 from srl.cli.gke import gke
 from srl.cli.results import evaluate, plot
@@ -104,6 +105,7 @@ for command in (
     broker_acl,
     deploy,
     gke,
+    dashboard,
     budget,
 ):
     cli.add_command(command)

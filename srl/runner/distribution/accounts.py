@@ -1,4 +1,4 @@
-"""The broker's three users and what each may do; `srl broker-acl` and `srl deploy` make an ACL file of them.
+"""The broker's users and what each may do; `srl broker-acl` and `srl deploy` make an ACL file of them.
 
 A server that keeps to it trusts actors, the cheap machines that come and go, with no more than they need. They may run
 the scripts that a trainer or client has loaded, but load none: a script can hold up the whole server.
@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from srl.base.errors import ConfigError
 
-Role = Literal["client", "trainer", "actor"]
+Role = Literal["client", "trainer", "actor", "viewer"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 _WORKERS = "+ping +time +select +hget +hmget +zrange"
@@ -22,6 +22,7 @@ _ALL_KEYS = (
 RULES: Mapping[Role, str] = {
     "client": f"{_ALL_KEYS} +get +set +zrem +zcard +xadd +xread +xrange +del +expire",
     "trainer": f"{_ALL_KEYS} +zrem +zcard +xadd +xread +xlen +xrevrange +xtrim +hdel +del +expire +memory|usage",
+    "viewer": f"%R~srl:* {_WORKERS} +get +hgetall +xread +xrange +multi +exec",
     # What is in parentheses holds for these keys alone.
     "actor": f"%R~srl:queue %R~srl:*:task {_WORKERS} "
     "(~srl:*:actors ~srl:*:workers ~srl:*:experience ~srl:*:events +evalsha) "

@@ -20,7 +20,7 @@ from srl.runner.checkpoint import save_checkpoint
 from srl.runner.distribution.broker import MESSAGE_STEPS, Broker
 from srl.runner.distribution.outages import once, outlast, persist
 from srl.runner.distribution.parameters import RedisParameters
-from srl.runner.distribution.records import Refused, TaskDefinition
+from srl.runner.distribution.records import Event, Refused, TaskDefinition
 from srl.runner.distribution.wire import decode_tree, encode_tree
 from srl.runner.history import HistoryWriter
 from srl.runner.plugins import config_from_dict, load_plugins
@@ -96,6 +96,18 @@ class TaskManager:
         """Return the newest published parameters, `None` before the first."""
         _, blob = self._once(lambda: self._broker.parameters_blob(self.task))
         return None if blob is None else decode_tree(blob)[0]
+
+    def history(self, after: str = "0") -> list[dict[str, Any]]:
+        """Return the history rows that came after one's `id`, oldest first (`History` says what is in them)."""
+        rows: list[dict[str, Any]] = []
+        while more := self._once(functools.partial(self._broker.history, self.task, after)):
+            rows += more
+            after = more[-1]["id"]
+        return rows
+
+    def errors(self) -> list[Event]:
+        """Return the last errors that workers reported, oldest first."""
+        return [event for event in self._once(lambda: self._broker.events(self.task)) if event.worker]
 
     def refused_messages(self) -> list[Refused]:
         """Return the last experience messages that the trainer refused: their senders, why, and how they begin."""

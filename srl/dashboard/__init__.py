@@ -1,0 +1,1 @@
+"""A web page over the tasks of a broker; it only reads."""
