@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -68,6 +68,7 @@ def deploy(click_context: click.Context, context: str | None, manifests: Path | 
     Examples:
       srl deploy apply docker-desktop
       srl deploy connect                   # leave it running, train from another terminal
+      srl deploy dashboard                 # leave it running, and open the address it prints
       srl deploy scale 6
       srl deploy delete
     """  # noqa: D301
@@ -166,7 +167,7 @@ def status(target: Target) -> None:
     budget = _deployed(target.kubectl).budget
     if budget is not None:
         bill = _bill(target.kubectl, budget)
-        click.echo(f"{bill_text(bill, None)}{f'; {bill.spent}' if bill.spent else ''}")
+        click.echo(f"cost {bill_text(bill)}{f'; {bill.spent}' if bill.spent else ''}")
 
 
 @deploy.command()
@@ -178,7 +179,7 @@ def scale(target: Target, actors: int) -> None:
 
 
 @deploy.command()
-@click.argument("role", type=click.Choice(("trainer", "actor", "broker", "budget")))
+@click.argument("role", type=click.Choice(("trainer", "actor", "broker", "dashboard", "budget")))
 @click.option("--follow", "-f", is_flag=True)
 @click.pass_obj
 def logs(target: Target, role: str, follow: bool) -> None:
@@ -209,12 +210,28 @@ def connect(target: Target, port: int) -> None:
         "-o jsonpath='{.data.client}' | base64 -d)\n\n"
         "and then your script with RedisParameters(), srl train, srl watch, ...\n"
     )
+    _forward_on(kubectl, "srl-broker", port, 6379)
+
+
+@deploy.command()
+@click.option("--port", default=8000, show_default=True, help="On this machine.")
+@click.pass_obj
+def dashboard(target: Target, port: int) -> None:
+    """Forward a local port to the dashboard until stopped; reconnects by itself."""
+    kubectl = target.kubectl
+    if not kubectl.run(*_IN, "get", "service", "srl-dashboard", "--ignore-not-found", "-o", "name"):
+        raise SrlError("there is no dashboard there; apply an overlay first: srl deploy apply")
+    click.echo(f"dashboard: http://127.0.0.1:{port} (Ctrl-C ends it)")
+    _forward_on(kubectl, "srl-dashboard", port, 8000)
+
+
+def _forward_on(kubectl: Kubectl, service: str, port: int, to_port: int) -> NoReturn:
     # Else SIGTERM would end this process alone, and kubectl would forward on.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     told = ""
     while True:
         started_s = time.monotonic()
-        reason = _forward(kubectl.command(*_IN, "port-forward", "service/srl-broker", f"{port}:6379"))
+        reason = _forward(kubectl.command(*_IN, "port-forward", f"service/{service}", f"{port}:{to_port}"))
         if "address already in use" in reason:
             raise SrlError(f"port {port} of this machine is in use; choose another one with --port")
         if reason != told:

@@ -118,10 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _task(self, task: str, after: str) -> dict[str, Any]:
         with self._manager(task) as manager:
             status, rows = manager.get_status(), manager.history(after)
-            remaining_s = None if status.finished else status.remaining_s
             return {
                 "status": status,
-                "cost": bill_text(status.bill, remaining_s) if status.bill else "",
+                "cost": bill_text(status.bill, status) if status.bill else "",
                 "rows": _thinned(rows),
                 "last": rows[-1]["id"] if rows else after,
                 "errors": [{"time_ms": e.time_ms, "worker": e.worker, "message": e.message} for e in manager.errors()],

@@ -175,13 +175,13 @@ def evaluation_text(status: RunStatus) -> str:
     return f"no finished episode yet ({status.env_steps:,} steps)"
 
 
-def bill_text(bill: Bill, remaining_s: float | None) -> str:
+def bill_text(bill: Bill, status: RunStatus | None = None) -> str:
     """Return what workers have cost, what they may, and what it will be when a run ends."""
     most = "" if bill.max_usd is None else f" of {bill.max_usd:.2f}"
     hours = f"{bill.hours:.1f}" + ("" if bill.max_hours is None else f" of {bill.max_hours:g}")
-    forecast = bill.forecast_usd(remaining_s)
+    forecast = None if status is None or status.finished else bill.forecast_usd(status.remaining_s)
     then = "" if forecast is None else f", forecast {forecast:.2f} USD"
-    return f"cost {bill.usd:.2f}{most} USD in {hours} hours{then}"
+    return f"{bill.usd:.2f}{most} USD in {hours} hours{then}"
 
 
 def duration(seconds: float) -> str:
@@ -213,7 +213,7 @@ def _run_facts(status: RunStatus) -> list[str]:
         backlog += f"/{_bytes(status.backlog_limit_bytes)}"
     facts = [f"elapsed {duration(status.elapsed_s)}{left}", train, evaluation_text(status), memory, backlog]
     if status.bill is not None:
-        facts.append(bill_text(status.bill, None if status.finished else status.remaining_s))
+        facts.append(f"cost {bill_text(status.bill, status)}")
     if status.messages_refused:
         facts.append(f"{status.messages_refused:,} message{'s' * (status.messages_refused != 1)} refused")
     if status.messages_lost:

@@ -69,11 +69,11 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
         """Return what it will have cost when a run ends, or `None` where nothing says when; a budget ends it too."""
         hours_left = [] if remaining_s is None else [remaining_s / 3600]
         if self.max_hours is not None:
-            hours_left.append(self.max_hours - self.hours)
-        most = [] if self.max_usd is None else [max(self.usd, self.max_usd)]
-        if hours_left:
-            most.append(self.usd + max(0.0, min(hours_left)) * self.usd_per_hour)
-        return min(most, default=None)
+            hours_left.append(max(0.0, self.max_hours - self.hours))
+        if not hours_left:
+            return None
+        forecast = self.usd + min(hours_left) * self.usd_per_hour
+        return forecast if self.max_usd is None else min(forecast, max(self.usd, self.max_usd))
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):

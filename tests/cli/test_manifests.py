@@ -51,7 +51,7 @@ def test_overlays_are_valid_and_restricted(overlay: str) -> None:
         kubernetes_validate.validate(item, "1.37", strict=True)
         assert item["metadata"]["labels"]["app.kubernetes.io/part-of"] == "srl", "by this it is found to be deleted"
     pods = pod_templates(items)
-    assert pods.keys() == {"srl-broker", "srl-trainer", "srl-actor"}
+    assert pods.keys() == {"srl-broker", "srl-trainer", "srl-actor", "srl-dashboard"}
     for pod in pods.values():
         assert pod["automountServiceAccountToken"] is False and pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
@@ -170,6 +170,7 @@ def deployed(
             ["apply", "kind", "--yes"],
             r"budget of 5\.00 USD is spent \(5\.02 USD in 4\.1 hours\); raise it with --max-cost",
         ),
+        ("", ["dashboard"], "there is no dashboard there"),
         (deployed(replicas=0), ["connect"], "scaled to zero, do so with srl deploy apply"),
         (
             'case "$*" in *statefulsets*) echo \'{"items": []}\' ;; *secret*) echo "no room" >&2; exit 1 ;; esac',

@@ -87,7 +87,7 @@ def test_a_task_with_its_history_errors_and_cost(
         assert found["status"]["state"] == "running" and found["status"]["max_train_count"] == 100
         assert [row["loss"] for row in found["rows"]] == [0.5]
         assert [(e["worker"], e["message"]) for e in found["errors"]] == [("actor-0", "<b>boom</b>")]
-        assert found["cost"] == "cost 0.50 of 2.00 USD in 1.0 hours, forecast 2.00 USD"
+        assert found["cost"] == "0.50 of 2.00 USD in 1.0 hours"
         broker.add_history(lease, {"time": 2.0, "role": "trainer", "loss": 0.25})
         more = ask_json(address, f"/api/task?id={manager.task}&after={found['last']}")
         assert [row["loss"] for row in more["rows"]] == [0.25], "only what is new"

@@ -113,7 +113,13 @@ ATTACKS: dict[str, Callable[["redis.Redis[bytes]", str], Any]] = {
 }
 OTHERS_WORK = list(ATTACKS).index("a key of its own")
 """Those before it are what a client or a trainer may do."""
-CASES = [(role, attack) for role in ROLES for attack in list(ATTACKS)[OTHERS_WORK if role != "actor" else 0 :]]
+READING = {"the checkpoint", "reading history", "reading experience", "taking experience"}
+REFUSED = {
+    **{role: list(ATTACKS)[OTHERS_WORK:] for role in ("client", "trainer")},
+    "actor": list(ATTACKS),
+    "viewer": [attack for attack in ATTACKS if attack not in READING],
+}
+CASES = [(role, attack) for role in ROLES for attack in REFUSED[role]]
 
 
 @pytest.mark.parametrize(("role", "attack"), CASES)
@@ -151,6 +157,27 @@ def test_an_actor_cannot_use_the_scripts_of_others(brokers: dict[str, Broker], m
         broker.release(held)
 
 
+def test_a_viewer_sees_everything_and_changes_nothing(
+    brokers: dict[str, Broker], users: Users, manager: TaskManager
+) -> None:
+    viewer, task = brokers["viewer"], manager.task
+    with contextlib.closing(TaskManager(users["viewer"], task)) as seen:
+        assert seen.get_status().task == task and task in [status.task for status in seen.tasks()]
+        assert seen.history() == [] and seen.errors() == []
+        attacks: list[Callable[[], Any]] = [
+            seen.cancel,
+            lambda: seen.end("mine"),
+            lambda: viewer.acquire(task, "actor"),
+            lambda: viewer.add_error(task, "mine", "mine"),
+            lambda: viewer.write_bill("{}"),
+            lambda: viewer.create_task("mine", brokers["client"].definition(task), 1),
+        ]
+        for attack in attacks:
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                attack()
+    assert manager.get_status().state == "waiting"
+
+
 def test_an_actor_waits_until_somebody_loads_the_scripts(
     brokers: dict[str, Broker], users: Users, manager: TaskManager
 ) -> None:
@@ -185,7 +212,7 @@ def test_the_command_prints_hashes_and_keeps_passwords_for_their_owner(tmp_path:
         Path("broker-passwords/actor").write_text("two\nlines\n")
         refused = CliRunner().invoke(cli, ["broker-acl"])
     assert first.exit_code == second.exit_code == 0 and modes == {0o600}
-    assert len(set(passwords.values())) == 3
+    assert len(set(passwords.values())) == 4
     assert not any(password in second.output for password in passwords.values())
     changed = [line for line in second.output.splitlines() if line not in first.output.splitlines()]
     assert [line.split()[1] for line in changed] == ["actor"]

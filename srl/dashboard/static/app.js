@@ -82,7 +82,8 @@ function final(status) {
 
 function workerRow(name, age_s, ...cells) {
   const row = element("tr"), silent = age_s > SILENT_S;
-  row.append(element("td", name), element("td", silent ? `silent for ${duration(age_s)}` : `${duration(age_s)} ago`, { class: silent ? "silent" : "" }));
+  const beat = age_s === null ? "" : silent ? `silent for ${duration(age_s)}` : `${duration(age_s)} ago`;
+  row.append(element("td", name), element("td", beat, { class: silent ? "silent" : "" }));
   row.append(...cells.map((cell) => element("td", cell)));
   return row;
 }
@@ -102,13 +103,13 @@ function showRun({ status, errors, cost }) {
   if (!final(status) && !status.trainer) missing.push("no trainer has joined yet (srl trainer)");
   if (!final(status) && !status.actors.length) missing.push("no actor has joined yet (srl actor)");
   byId("hint").textContent = missing.join("; ");
-  const workers = [];
+  const workers = [], left = final(status);  // whoever worked for a task that is over does something else by now
   if (status.trainer) {
     const t = status.trainer;
-    workers.push(workerRow("trainer", t.heartbeat_age_s, `${number(t.updates_per_s, 3)} updates/s`, `${number(status.train_count, 12)} updates`, "", t.waiting_for ? `waiting: ${t.waiting_for}` : "learning"));
+    workers.push(workerRow("trainer", left ? null : t.heartbeat_age_s, `${number(t.updates_per_s, 3)} updates/s`, `${number(status.train_count, 12)} updates`, "", left ? "" : t.waiting_for ? `waiting: ${t.waiting_for}` : "learning"));
   }
   for (const a of status.actors) {
-    workers.push(workerRow(a.worker, a.heartbeat_age_s, `${number(a.env_steps_per_s, 3)} env steps/s`, `${number(a.env_steps, 12)} env steps`, String(Math.max(0, status.parameter_version - a.parameter_version)), a.waiting_for ? `waiting: ${a.waiting_for}` : "playing"));
+    workers.push(workerRow(a.worker, left ? null : a.heartbeat_age_s, `${number(a.env_steps_per_s, 3)} env steps/s`, `${number(a.env_steps, 12)} env steps`, String(Math.max(0, status.parameter_version - a.parameter_version)), left ? "" : a.waiting_for ? `waiting: ${a.waiting_for}` : "playing"));
   }
   byId("workers").tBodies[0].replaceChildren(...workers);
   const told = [...errors].reverse().slice(0, 20).map((e) => element("li", `${new Date(e.time_ms).toLocaleTimeString()} ${e.worker}: ${e.message}`));

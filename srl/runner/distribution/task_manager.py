@@ -17,7 +17,7 @@ from srl.base.env import EnvConfig
 from srl.base.errors import BrokerError, WorkerError
 from srl.base.spaces import Spaces
 from srl.runner.checkpoint import save_checkpoint
-from srl.runner.distribution.broker import MESSAGE_STEPS, Broker
+from srl.runner.distribution.broker import FINAL_STATES, MESSAGE_STEPS, Broker
 from srl.runner.distribution.outages import once, outlast, persist
 from srl.runner.distribution.parameters import RedisParameters
 from srl.runner.distribution.records import Event, Refused, TaskDefinition
@@ -344,6 +344,7 @@ def _run_status(task: str, snapshot: Mapping[str, Any]) -> RunStatus:
             actor = msgspec.json.decode(text, type=ActorStatus)
             actors.append(msgspec.structs.replace(actor, worker=name, heartbeat_age_s=age_s))
     evaluation = fields.get("evaluation")
+    is_over = fields["state"] in FINAL_STATES
     train_count, target = int(fields.get("train_count", 0)), int(fields.get("target_train_count") or 0)
     times_left_s = []
     if target and trainer is not None and trainer.updates_per_s > 0:
@@ -364,7 +365,7 @@ def _run_status(task: str, snapshot: Mapping[str, Any]) -> RunStatus:
         memory_capacity=progress.get("memory_capacity", 0),
         messages_lost=progress.get("messages_lost", 0),
         messages_refused=progress.get("messages_refused", 0),
-        backlog_bytes=int(fields["sent_bytes"]) - int(fields["received_bytes"]),
+        backlog_bytes=0 if is_over else int(fields["sent_bytes"]) - int(fields["received_bytes"]),
         backlog_limit_bytes=int(fields.get("backlog_limit", 0)),
         parameter_version=int(fields["version"]),
         trainer=trainer,
