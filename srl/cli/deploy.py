@@ -202,14 +202,16 @@ def connect(target: Target, port: int) -> None:
     encoded = kubectl.run(*_IN, "get", "secret", "srl-broker", "-o", "jsonpath={.data.client}")
     if not base64.b64decode(encoded):
         raise SrlError("the secret srl-broker has no password for clients; apply an overlay first: srl deploy apply")
-    command = " ".join(["kubectl", *kubectl.command(*_IN)[1:]])
-    click.echo(
-        f"In another terminal:\n\n"
-        f"  export SRL_REDIS_URL=redis://client@127.0.0.1:{port}\n"
-        f"  export SRL_REDIS_PASSWORD=$({command} get secret srl-broker "
-        "-o jsonpath='{.data.client}' | base64 -d)\n\n"
-        "and then your script with RedisParameters(), srl train, srl watch, ...\n"
-    )
+    command = " ".join(["kubectl", *kubectl.command(*_IN)[1:], "get secret"])
+    scheme, options, lines = "redis", "", []
+    if deployed.has_tls:
+        # The certificate has the names by which others reach the broker; this is a tunnel to it.
+        scheme, options = "rediss", "?ssl_ca_certs=srl-ca.crt&ssl_check_hostname=false"
+        lines.append(f"{command} srl-broker-tls -o jsonpath='{{.data.ca\\.crt}}' | base64 -d > srl-ca.crt")
+    lines.append(f"export SRL_REDIS_URL='{scheme}://client@127.0.0.1:{port}{options}'")
+    lines.append(f"export SRL_REDIS_PASSWORD=$({command} srl-broker -o jsonpath='{{.data.client}}' | base64 -d)")
+    click.echo("In another terminal:\n\n" + "".join(f"  {line}\n" for line in lines))
+    click.echo("and then your script with RedisParameters(), srl train, srl watch, ...\n")
     _forward_on(kubectl, "srl-broker", port, 6379)
 
 
@@ -321,11 +323,12 @@ def _patch(kind: str, name: str, *operations: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Deployed:
-    """What the cluster has: version of SRL, number of actors and budget; None where it has nothing."""
+    """What the cluster has: version of SRL, number of actors, budget; None where it has nothing."""
 
     version: str | None = None
     actors: int | None = None
     budget: Budget | None = None
+    has_tls: bool = False
     is_at_zero: bool = False
     """Whether its budget's keeper, or somebody else, scaled all of it to zero."""
 
@@ -339,9 +342,10 @@ def _deployed(kubectl: Kubectl) -> _Deployed:
     if actor is None:
         return _Deployed(budget=budget)
     version = actor["metadata"].get("labels", {}).get(VERSION_LABEL)
+    has_tls = "rediss://" in json.dumps(actor["spec"].get("template", {}))
     if not any(there[name]["spec"]["replicas"] for name in ("srl-trainer", "srl-broker") if name in there):
-        return _Deployed(version, None, budget, is_at_zero=True)  # the overlay knows better how many there should be
-    return _Deployed(version, actor["spec"]["replicas"], budget)
+        return _Deployed(version, None, budget, has_tls, is_at_zero=True)  # how many there should be, the overlay says
+    return _Deployed(version, actor["spec"]["replicas"], budget, has_tls)
 
 
 def _bill(kubectl: Kubectl, budget: Budget) -> Bill:

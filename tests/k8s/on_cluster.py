@@ -1,6 +1,5 @@
 """SRL on the cluster that KUBECONFIG names, as its users see it: `srl deploy`, and scripts that reach the broker."""
 
-import base64
 import contextlib
 import json
 import os
@@ -135,10 +134,14 @@ def connected(log: Path) -> Iterator[RedisParameters]:
         command = [sys.executable, "-m", "srl.cli", "deploy", "connect", "--port", str(port)]
         process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "PYTHONUNBUFFERED": "1"})
         try:
-            said = until(lambda: re.search(r"SRL_REDIS_URL=(\S+)", log.read_text()), what="connect")
-            secret = json.loads(kubectl("-n", "srl", "get", "secret", "srl-broker", "-o", "json"))
-            password = base64.b64decode(secret["data"]["client"]).decode()
-            parameters = RedisParameters(url=said.group(1), password=password)
+            said = until(
+                lambda: re.search(r"(  .*\n)+  export SRL_REDIS_PASSWORD.*\n", log.read_text()), what="connect"
+            )
+            shell = f"set -e\n{said.group()}\nprintenv SRL_REDIS_URL SRL_REDIS_PASSWORD"
+            done = subprocess.run(["bash", "-c", shell], cwd=log.parent, capture_output=True, text=True, check=True)
+            url, password = done.stdout.splitlines()
+            ca = log.parent / "srl-ca.crt"
+            parameters = RedisParameters(url=url.replace(ca.name, str(ca)), password=password)
             parameters.wait_until_reachable(timeout_s=60)
             yield parameters
         finally:

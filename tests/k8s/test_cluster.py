@@ -185,6 +185,8 @@ def test_every_overlay_gets_ready_and_leaves_nothing(overlay: str, tmp_path: Pat
         apply(overlay, tmp_path / "overlay")
         for role in ("trainer", "actor"):
             until(lambda r=role: "waiting for tasks" in logs(r), what=f"the {role}'s log-in")
+        with connected(tmp_path / "connect.log") as parameters:
+            assert parameters.ssl == (overlay == "gke-public") and TaskManager(parameters).tasks() == []
         said = delete()
         left = items("all,secrets,configmaps,persistentvolumeclaims,networkpolicies", "--all-namespaces")
         ours = [i["metadata"]["name"] for i in left if i["metadata"].get("namespace") == "srl"]
