@@ -130,7 +130,7 @@ def volumes(directory: Path) -> Iterator[None]:
 def connected(log: Path) -> Iterator[RedisParameters]:
     """Give the broker's address on this machine while `srl deploy connect` runs."""
     port = _unused_port("127.0.0.1")
-    with log.open("ab") as output:
+    with log.open("wb") as output:
         command = [sys.executable, "-m", "srl.cli", "deploy", "connect", "--port", str(port)]
         process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "PYTHONUNBUFFERED": "1"})
         try:
