@@ -156,9 +156,12 @@ def budget(redis_url: str | None, password_file: Any, connect_timeout: float | N
 
 def keep(budget: Budget, kubernetes: Kubernetes, redis_params: "RedisParameters", stop: threading.Event) -> None:
     """Count, show and end until stopped; a cluster or broker that does not answer is asked again."""
+    import redis
+
     spent_s, has_acted, told = 0.0, False, ""
     while not stop.is_set():
         give_sign_of_life()
+        trouble, unfinished = "", 0
         try:
             replicas = {role: _replicas(kubernetes, path) for role, path in WORKLOADS.items()}
             account = count(kubernetes, budget, replicas)
@@ -166,17 +169,21 @@ def keep(budget: Budget, kubernetes: Kubernetes, redis_params: "RedisParameters"
             if bill.spent and not spent_s:
                 logger.warning("%s", bill.spent)
                 spent_s = time.monotonic()
-            unfinished = tell(redis_params, bill) if replicas["broker"] else 0
+            try:
+                unfinished = tell(redis_params, bill) if replicas["broker"] else 0
+            except (BrokerError, redis.RedisError) as error:
+                # What it has is on its disk. A broker that never comes back must not keep the bill growing.
+                trouble, unfinished = str(error), 1
             waited_s = time.monotonic() - spent_s
             is_time = spent_s and waited_s > (PATIENCE_S if unfinished else FETCH_S)
             if is_time and budget.when_spent != "end" and not has_acted:
                 act(kubernetes, budget.when_spent)
                 has_acted = True  # once: who scales up again by hand has reasons
-            told = ""
-        except (OSError, BrokerError) as error:
-            if str(error) != told:
-                logger.warning("%s; trying on", error)
-            told = str(error)
+        except OSError as error:
+            trouble = str(error)
+        if trouble and trouble != told:
+            logger.warning("%s; trying on", trouble)
+        told = trouble
         stop.wait(TICK_S)
 
 

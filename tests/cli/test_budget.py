@@ -133,6 +133,20 @@ def test_what_is_spent_ends_the_tasks_and_then_what_was_told(server: RedisParame
     assert not keeper.is_alive()
 
 
+def test_a_broker_that_never_answers_does_not_keep_the_bill_growing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget_module, "PATIENCE_S", 0.3)
+    cluster, stop = Cluster(actor=1, trainer=1, broker=1), threading.Event()
+    nobody = RedisParameters(host="127.0.0.1", port=1, connect_timeout_s=0.1)
+    budget = Budget(max_hours=1e-9, when_spent="scale-to-zero")
+    keeper = threading.Thread(target=keep, args=(budget, cluster, nobody, stop))
+    keeper.start()
+    try:
+        until(lambda: cluster.replicas() == [0, 0, 0])
+    finally:
+        stop.set()
+        keeper.join(20)
+
+
 def test_a_cluster_or_broker_that_does_not_answer_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
