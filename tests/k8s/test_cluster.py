@@ -105,7 +105,9 @@ def test_whatever_happens_to_pods_the_run_ends_at_the_asked_count(deployed: None
         try:
             goes_on(manager, "the first update")
             for role in ("trainer", "broker", "actor"):
-                kubectl("-n", "srl", "delete", "pod", *pods(role), "--now")
+                # A server that is killed within the second may lose what it has not written: docs/reliability.md.
+                how = [] if role == "broker" else ["--now"]
+                kubectl("-n", "srl", "delete", "pod", *pods(role), *how)
                 goes_on(manager, f"an update after the {role}'s end")
             for replicas in (1, 6, 2):
                 assert srl_deploy("scale", str(replicas)).returncode == 0
