@@ -154,7 +154,8 @@ def test_a_wrong_image_is_told_and_mended_by_applying_again(tmp_path: Path) -> N
         apply("kind", tmp_path / "overlay")
         assert srl_deploy("scale", "3").returncode == 0
         assert "actors: 3, as before" in apply("kind", tmp_path / "overlay")
-        assert [item["status"]["readyReplicas"] for item in items("deployments", "-n", "srl")] == [3]
+        actor = ("-l", "app.kubernetes.io/name=actor")
+        assert [item["status"]["readyReplicas"] for item in items("deployments", "-n", "srl", *actor)] == [3]
         delete()
 
 
