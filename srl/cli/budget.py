@@ -33,11 +33,12 @@ FETCH_S, PATIENCE_S = 30.0, 180.0
 """How long clients have to fetch what a task left when it is over, and how long it may take to end, before pods go."""
 _NAMESPACE, _APPS = "/api/v1/namespaces/srl", "/apis/apps/v1/namespaces/srl"
 WORKLOADS = {
+    "dashboard": f"{_APPS}/deployments/srl-dashboard",
     "actor": f"{_APPS}/deployments/srl-actor",
     "trainer": f"{_APPS}/statefulsets/srl-trainer",
     "broker": f"{_APPS}/statefulsets/srl-broker",
 }
-"""In the order in which they are ended."""
+"""In the order in which they are ended; the keeper itself stays."""
 
 WhenSpent = Literal["end", "scale-to-zero", "delete"]
 F = TypeVar("F", bound=Callable[..., Any])

@@ -38,7 +38,7 @@ BUDGET = (
 _SCALE = {
     "apiGroups": ["apps"],
     "resources": ["deployments/scale", "statefulsets/scale"],
-    "resourceNames": ["srl-actor", "srl-trainer", "srl-broker"],
+    "resourceNames": ["srl-actor", "srl-trainer", "srl-broker", "srl-dashboard"],
     "verbs": ["patch"],
 }
 _DELETE = {"apiGroups": [""], "resources": ["namespaces"], "resourceNames": [NAMESPACE], "verbs": ["delete"]}

@@ -25,7 +25,7 @@ class Cluster:
 
     def __init__(self, **replicas: int) -> None:
         self.items: dict[str, Any] = {
-            path: {"spec": {"replicas": replicas[role]}} for role, path in budget_module.WORKLOADS.items()
+            path: {"spec": {"replicas": replicas.get(role, 1)}} for role, path in budget_module.WORKLOADS.items()
         }
         self.deleted: list[str] = []
 
@@ -121,11 +121,11 @@ def test_what_is_spent_ends_the_tasks_and_then_what_was_told(server: RedisParame
         until(lambda: manager.get_status().finished)
         assert "budget of 4 hours is spent" in str(manager.get_status().error)
         if when_spent == "scale-to-zero":
-            until(lambda: cluster.replicas() == [0, 0, 0])
+            until(lambda: cluster.replicas() == [0, 0, 0, 0])
         elif when_spent == "delete":
             until(lambda: cluster.deleted == [budget_module._NAMESPACE])
         else:
-            assert cluster.replicas() == [8, 1, 1]
+            assert cluster.replicas() == [1, 8, 1, 1]
     finally:
         stop.set()
         keeper.join(20)
@@ -141,7 +141,7 @@ def test_a_broker_that_never_answers_does_not_keep_the_bill_growing(monkeypatch:
     keeper = threading.Thread(target=keep, args=(budget, cluster, nobody, stop))
     keeper.start()
     try:
-        until(lambda: cluster.replicas() == [0, 0, 0])
+        until(lambda: cluster.replicas() == [0, 0, 0, 0])
     finally:
         stop.set()
         keeper.join(20)
