@@ -254,7 +254,9 @@ def image(project: str, zone: str, name: str, tag: str, dry_run: bool) -> None:
         raise SrlError("install docker or podman, which build and push the images")
     Gcloud(dry_run=dry_run).run(["auth", "configure-docker", f"{cluster.region}-docker.pkg.dev"])
     builder = builder or "docker"
-    variables = {"REGISTRY": cluster.registry, "TAG": tag, "ACCELERATOR": "cuda12", "BUILDER": builder}
+    # The cluster's machines are x86-64, also where this one is not.
+    variables = {"REGISTRY": cluster.registry, "TAG": tag, "ACCELERATOR": "cuda12", "PLATFORM": "linux/amd64",
+                 "BUILDER": builder}  # fmt: skip
     commands = [
         [str(script)],
         *([builder, "push", f"{cluster.registry}/srl-{role}:{tag}"] for role in ("actor", "trainer")),
