@@ -143,7 +143,13 @@ def budget_options(command: F) -> F:
 @broker_options
 @budget_options
 def budget(redis_url: str | None, password_file: Any, connect_timeout: float | None, **given: Any) -> None:
-    """Keep a deployment's budget, in the cluster; `srl deploy apply` starts it."""
+    """Keep a deployment's budget; a pod of the deployment runs this, `srl deploy apply` puts it there.
+
+    \b
+    Examples:
+      srl budget --max-hours 4 --when-spent scale-to-zero
+      srl budget --max-cost 5 --usd-per-hour 0.17 --usd-per-trainer-hour 0.54 --usd-per-actor-hour 0.0147
+    """  # noqa: D301
     from srl.runner.distribution.parameters import RedisParameters
     from srl.runner.shutdown import stop_on_signals
 
