@@ -112,7 +112,7 @@ def test_a_killed_server_comes_back_and_the_run_goes_on(tmp_path: Path, kills: i
 @pytest.mark.parametrize(
     "outages_s",
     [
-        pytest.param([2.0], id="short"),
+        pytest.param([2.0], id="short", marks=pytest.mark.slow),
         pytest.param([30.0, 3.0, 12.0, 1.0], id="long", marks=pytest.mark.slow),
     ],
 )

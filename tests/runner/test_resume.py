@@ -42,7 +42,7 @@ def train_until_killed(arguments: list[str], directory: Path, wait_s: float) -> 
             process.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize(
     ("algorithm", "kind", "env"),
     [

@@ -162,6 +162,7 @@ def rows(directory: Path) -> list[dict[str, Any]]:
     return srl.Runner.load_history(directory).rows if (directory / "history.jsonl").exists() else []
 
 
+@pytest.mark.slow
 def test_train_mp_outlives_its_broker_and_its_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started: list[EmbeddedBroker] = []
     workers: list[LocalWorkers] = []
@@ -216,7 +217,9 @@ def test_local_workers_that_always_die_are_given_up_and_none_is_left(server: Emb
     assert "stopped" in (tmp_path / "trainer.log").read_text()
 
 
-@pytest.mark.parametrize("has_volume", [True, False], ids=["volume", "no-volume"])
+@pytest.mark.parametrize(
+    "has_volume", [pytest.param(True, id="volume"), pytest.param(False, id="no-volume", marks=pytest.mark.slow)]
+)
 def test_a_killed_trainer_loses_no_step_and_counts_none_twice(
     server: EmbeddedBroker, broker: Broker, start_worker: Callable[..., Worker], tmp_path: Path, has_volume: bool
 ) -> None:
