@@ -435,10 +435,11 @@ class TrainerSession:
             row["messages_refused"] = self._refused
         if self._messages_lost:
             row["messages_lost"] = self._messages_lost
-        self._ask(lambda: self._broker.add_history(self._lease, row))
-        self._tell_refused()
+        # A history ends with the trainer's last row.
         for actor, record in evaluations:
             self._add_evaluation(actor.partition("/")[0], record)
+        self._ask(lambda: self._broker.add_history(self._lease, row))
+        self._tell_refused()
         self._end_where_nobody_can_play()
 
     def _add_evaluation(self, worker: str, record: EvaluationRecord) -> None:
