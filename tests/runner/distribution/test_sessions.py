@@ -1,6 +1,7 @@
 """Trainers and actors as threads of the test, over a real broker."""
 
 import contextlib
+import json
 import logging
 import re
 import threading
@@ -427,6 +428,17 @@ def test_the_next_trainer_takes_what_was_not_committed(server: EmbeddedBroker, b
     with working(server.parameters, "trainer"):
         until(lambda: manager.get_status().backlog_bytes == 0)
         assert env_steps(manager) == 16
+
+
+def test_a_history_row_tells_only_what_the_next_trainer_knows(server: EmbeddedBroker, broker: Broker) -> None:
+    manager = start(server.parameters, timeout=60, parameter_send_interval_s=60)  # nothing else commits in time
+    actor = acquire(broker, manager.task, "actor")
+    broker.send(actor, message(actor, 0))
+    with working(server.parameters, "trainer"):
+        rows = until(lambda: [row for row in manager.history() if row["step"]])
+        assert (rows[0]["step"], rows[0]["episode"]) == (8, 1)
+        committed = json.loads(broker.task_fields(manager.task)["progress"])
+        assert (committed["env_steps"], committed["episodes"]) == (8, 1)
 
 
 def test_a_message_that_cannot_be_read_is_reported_and_the_run_goes_on(server: EmbeddedBroker, broker: Broker) -> None:
