@@ -23,7 +23,7 @@ from srl.runner.alive import give_sign_of_life
 from srl.runner.distribution.broker import MESSAGE_STEPS, Broker
 from srl.runner.distribution.keeper import BEAT_S
 from srl.runner.distribution.outages import outlast
-from srl.runner.distribution.records import Lease, Reply
+from srl.runner.distribution.records import Lease, Reply, TaskOverError
 from srl.runner.distribution.trainer_session import Rates
 from srl.runner.distribution.wire import EvaluationRecord, Experience, decode_tree, encode_experience, unpacked_bytes
 from srl.runner.env_faults import EnvWatch
@@ -73,6 +73,7 @@ class ActorLink:
         self._watch = watch
         self._over = threading.Event()  # the thread has ended
         self._closing = threading.Event()  # nothing more will be added
+        self._given_up = threading.Event()  # what could not be sent by now is lost
         self._failure: BaseException | None = None
         self._messages: queue.Queue[Experience] = queue.Queue(maxsize=1)
         self._evaluations: list[EvaluationRecord] = []
@@ -104,8 +105,15 @@ class ActorLink:
 
     def __exit__(self, *exception: object) -> None:
         self._closing.set()
-        self._thread.join()
-        if self._failure is not None and exception[0] is None:
+        while self._thread.is_alive():
+            self._thread.join(POLL_S)
+            self._give_up_in_time()
+        if exception[0] is not None:
+            return
+        unsent = self._env_steps - self._steps_sent
+        if unsent and not isinstance(self._failure, TaskOverError):
+            logger.warning("%s: %d env steps could not be sent and are lost", self._lease.worker, unsent)
+        if self._failure is not None:
             raise self._failure
 
     @property
@@ -169,13 +177,13 @@ class ActorLink:
     def hand_over(self) -> None:
         """Hand what was collected over as a message; waits while another one waits to be sent."""
         message = self._take_message()
-        while not self._over.is_set():
+        while not (self._over.is_set() or self._given_up.is_set()):
             give_sign_of_life()
             try:
                 self._messages.put(message, timeout=POLL_S)
                 return
             except queue.Full:
-                continue
+                self._give_up_in_time()
 
     def _take_message(self) -> Experience:
         pending, self._pending = self._pending, Produced()
@@ -237,7 +245,6 @@ class ActorLink:
             self._waiting_for = ""
             if reply is None or self._late():
                 break
-        logger.warning("%s: %d env steps could not be sent and are lost", self._lease.worker, experience.env_steps)
 
     @property
     def _is_ending(self) -> bool:
@@ -250,6 +257,11 @@ class ActorLink:
         if self._give_up_s is None:
             self._give_up_s = time.monotonic() + FLUSH_S
         return time.monotonic() > self._give_up_s
+
+    def _give_up_in_time(self) -> None:
+        """Let no call wait any more for a broker that is away, or for a task that it lost, once it is late."""
+        if self._late():
+            self._given_up.set()
 
     def _tell_faults(self) -> None:
         """Tell the client of the newest fault, and of how many others there were since the last one told."""
@@ -329,4 +341,4 @@ class ActorLink:
         self._parameters_ready.set()
 
     def _ask(self, call: Callable[[], T]) -> T | None:
-        return outlast(call, self._broker, self._stop)
+        return outlast(call, self._broker, self._given_up)

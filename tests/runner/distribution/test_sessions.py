@@ -42,6 +42,7 @@ from srl.runner.distribution import (
 )
 from srl.runner.distribution.broker import Broker
 from srl.runner.distribution.embedded import EmbeddedBroker
+from srl.runner.distribution.keeper import TaskKeeper
 from srl.runner.distribution.records import Lease, Position, TaskDefinition, TaskGoneError
 from srl.runner.distribution.wire import PROTOCOL_VERSION, Experience, decode_experience, encode_experience, encode_tree
 from srl.runner.plugins import config_from_dict, load_plugins
@@ -797,6 +798,33 @@ def test_a_broker_that_comes_back_empty_gets_its_task_back(caplog: pytest.LogCap
     assert caplog.text.count("restored it at") == 2
     # Trainer, actor and client are one process here with a broker object each: each says it once.
     assert caplog.text.count("does not answer") <= 6 and caplog.text.count("answers again") <= 6
+
+
+@pytest.mark.parametrize("moment", ["does not answer", "waiting for its trainer to restore it"])
+def test_an_actor_that_stops_in_an_outage_sends_what_it_has(
+    moment: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    restore, may_restore, before = TaskKeeper.restore, threading.Event(), Counted.steps
+    monkeypatch.setattr(TaskKeeper, "restore", lambda self: may_restore.wait(20) and restore(self))
+    with EmbeddedBroker() as own:
+        manager = start(own.parameters)
+        with working(own.parameters, "trainer"):
+            with working(own.parameters, "actor") as stop:
+                until(lambda: env_steps(manager) > 200)
+                own.stop()
+                if moment != "does not answer":
+                    own.start()
+                until(lambda: moment in caplog.text)
+                stop.set()
+                if moment == "does not answer":
+                    own.start()
+                may_restore.set()
+            taken = Counted.steps - before
+            until(lambda: manager.get_status().backlog_bytes == 0)
+            status = manager.get_status()
+    assert "could not be sent" not in caplog.text
+    # What the old server had not given to the trainer yet is counted.
+    assert taken - status.env_steps <= status.messages_lost * 200
 
 
 def test_a_lost_task_that_nobody_restores_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
