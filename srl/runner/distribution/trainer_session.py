@@ -219,17 +219,20 @@ class TrainerSession:
             return 0
         return max(0, self._stored.segments - stored["segments"])
 
-    def _not_stored(self, segments: list[Segment]) -> list[Segment]:
-        """Return the segments without those at their start that the memory's files hold already."""
-        start = counted = 0
-        while start < len(segments) and self._stored_already:
+    def _not_stored(self, segments: list[Segment]) -> tuple[list[Segment], int]:
+        """Return the segments without those at their start that the memory's files hold already.
+
+        And how many more they hold.
+        """
+        start, counted, already = 0, 0, self._stored_already
+        while start < len(segments) and already:
             transitions = len(segments[start].transitions(self._n_step))
-            self._stored_already -= transitions > 0
+            already -= transitions > 0
             counted += transitions
             start += 1
         if counted:
             self._trainer.count(counted)
-        return segments[start:]
+        return segments[start:], already
 
     def _insert(self, messages: list[Message]) -> None:
         fresh: dict[str, int] = {}
@@ -249,11 +252,13 @@ class TrainerSession:
                 lost += experience.sequence - newest - 1
                 arrived.append(experience)  # the others were sent again after an answer was lost
         segments = [segment for experience in arrived for segment in experience.segments]
-        self._trainer.insert(self._not_stored(segments))
+        missing, already = self._not_stored(segments)
+        self._trainer.insert(missing)
         rewards = [reward for experience in arrived for reward in experience.episode_rewards]
         with self._counting:
             received_bytes = self._position.received_bytes + sum(unpacked_bytes(each.data) for each in messages)
             self._stored = self._trainer.memory.position
+            self._stored_already = min(already, self._stored_already)  # it is 0 once the stream is another one
             self._messages_lost += lost
             for actor, sequence in fresh.items():
                 self._sequences.pop(actor, None)
@@ -380,12 +385,15 @@ class TrainerSession:
             return True
 
     def _progress(self) -> dict[str, Any]:
+        # What the files hold beyond the messages counted so far must not be counted by a commit before these come: a
+        # successor, if this trainer is killed too, would store them again.
+        segments = self._stored.segments - self._stored_already
         return {
             "env_steps": self._env_steps,
             "episodes": self._episodes,
             "messages_lost": self._messages_lost,
             "messages_refused": self._refused,
-            "stored": {"identity": self._stored.identity, "segments": self._stored.segments},
+            "stored": {"identity": self._stored.identity, "segments": segments},
             "memory_size": len(self._trainer.memory),
             "memory_capacity": self._trainer.memory.capacity,
         }

@@ -1,6 +1,7 @@
 """Trainers and actors as threads of the test, over a real broker."""
 
 import contextlib
+import functools
 import json
 import logging
 import re
@@ -76,18 +77,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def working(parameters: RedisParameters, *roles: str) -> Iterator[threading.Event]:
+def working(parameters: RedisParameters, *roles: str | Callable[..., None]) -> Iterator[threading.Event]:
     """Run workers while the block is entered; the event stops them before."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
-    def run(role: str) -> None:
+    def run(role: str | Callable[..., None]) -> None:
         try:
-            WORKERS[role](parameters, None, stop=stop)
+            (WORKERS[role] if isinstance(role, str) else role)(parameters, None, stop=stop)
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=run, args=(role,), name=role) for role in roles]
+    threads = [threading.Thread(target=run, args=(role,), name=str(role)) for role in roles]
     for thread in threads:
         thread.start()
     try:
@@ -440,6 +441,37 @@ def test_a_history_row_tells_only_what_the_next_trainer_knows(server: EmbeddedBr
         assert (rows[0]["step"], rows[0]["episode"]) == (8, 1)
         committed = json.loads(broker.task_fields(manager.task)["progress"])
         assert (committed["env_steps"], committed["episodes"]) == (8, 1)
+
+
+def test_a_message_is_stored_once_however_many_trainers_are_killed_before_they_commit_it(
+    server: EmbeddedBroker, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def working_here() -> contextlib.AbstractContextManager[threading.Event]:
+        return working(server.parameters, functools.partial(trainer_run_forever, work_dir=tmp_path))
+
+    manager = start(server.parameters)
+    key, actor = f"srl:{manager.task}:task", acquire(broker, manager.task, "actor")
+    with working_here():
+        broker.send(actor, message(actor, 0))
+        until(lambda: env_steps(manager) == 8)
+    before = broker.redis.hgetall(key)
+    with working_here():
+        broker.send(actor, message(actor, 1))
+        until(lambda: env_steps(manager) == 16)
+    # As a kill would have left it that came before the last commit: the memory has the message, and it comes again.
+    broker.redis.delete(key)
+    broker.redis.hset(key, mapping=before)
+    broker.send(actor, message(actor, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(Broker, "receive", lambda self, *_: [])
+        with working_here():  # a trainer that goes before it has received anything
+            until(lambda: manager.get_status().trainer)
+    with working_here():
+        until(lambda: env_steps(manager) == 16)
+        assert manager.get_status().memory_size == 16
+        broker.send(actor, message(actor, 2))
+        until(lambda: env_steps(manager) == 24)
+        assert manager.get_status().memory_size == 24
 
 
 def test_a_message_that_cannot_be_read_is_reported_and_the_run_goes_on(server: EmbeddedBroker, broker: Broker) -> None:
