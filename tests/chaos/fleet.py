@@ -250,7 +250,7 @@ class Fleet:
         if not killed_actors:
             assert total - kept <= lost * MOST_STEPS_IN_A_MESSAGE, "steps are missing that were not counted as lost"
         if not losses:
-            # Each kill takes what an actor had not sent yet: at most a few steps of each of its lanes.
+            # Each kill takes what an actor had not sent yet: the last steps of each of its lanes.
             assert short <= killed_actors * LANES
         return total, kept
 
