@@ -282,7 +282,17 @@ PROBES: dict[str, Callable[[dqn.Config], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in dqn.Config.documentation() if name not in READ_BY_RUNNER])
+SLOW = ("image_block",)  # a residual network, which takes long to be made
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name in dqn.Config.documentation()
+        if name not in READ_BY_RUNNER
+    ],
+)
 def test_every_field_changes_something(name: str) -> None:
     if name == "memory":
         default, changed = small_config(), small_config()

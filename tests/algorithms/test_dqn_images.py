@@ -55,7 +55,7 @@ def random_batches(updates: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("kind", ["auto", "custom"])
+@pytest.mark.parametrize("kind", [pytest.param("auto", marks=pytest.mark.slow), "custom"])
 def test_updates_of_image_networks_at_once_equal_single_ones(kind: str) -> None:
     config = small_config(target_model_update_interval=3)
     if kind == "custom":

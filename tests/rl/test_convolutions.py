@@ -60,7 +60,10 @@ def test_the_gradient_of_equal_maxima_goes_to_one_of_them(height: int, width: in
     np.testing.assert_array_equal(gradient, np.round(gradient))
 
 
-@pytest.mark.parametrize(("kind", "features"), [("dqn", (7, 7, 64)), ("r2d3", (11, 11, 32))])
+@pytest.mark.parametrize(
+    ("kind", "features"),
+    [("dqn", (7, 7, 64)), pytest.param("r2d3", (11, 11, 32), marks=pytest.mark.slow)],
+)
 def test_stacks_have_the_published_shapes_and_parameters_that_fit_every_form(
     kind: str, features: tuple[int, int, int]
 ) -> None:

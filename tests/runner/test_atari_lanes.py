@@ -36,7 +36,11 @@ def env_of(game: str, **kwargs: Any) -> EnvConfig:
     ("env", "ends"),
     [
         (env_of("Pong", frameskip=7), {"terminated"}),
-        (env_of("Breakout", frameskip=4, max_num_frames_per_episode=600), {"terminated", "truncated"}),
+        pytest.param(
+            env_of("Breakout", frameskip=4, max_num_frames_per_episode=600),
+            {"terminated", "truncated"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             env_of("Seaquest", frameskip=4, full_action_space=True, max_num_frames_per_episode=400),
             {"truncated"},
