@@ -82,6 +82,11 @@ class TaskKeeper:
         """Seconds that the task has been running for."""
         return time.monotonic() - self._started_s
 
+    @property
+    def progress(self) -> Mapping[str, Any]:
+        """The counters that were committed last."""
+        return self._progress
+
     def keep(self, train_count: int, progress: Mapping[str, Any], sequences: Mapping[str, int]) -> None:
         """Remember counters that were committed, and the newest sequence number of every actor."""
         with self._lock:

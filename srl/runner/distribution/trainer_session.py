@@ -407,29 +407,29 @@ class TrainerSession:
 
     def _report(self) -> None:
         trainer = self._trainer
-        with self._counting:
-            env_steps, episodes = self._env_steps, self._episodes
-            rewards, self._episode_rewards = self._episode_rewards, []
-            evaluations, self._evaluations = self._evaluations, []
-            lags, self._lags = self._lags, []
-        self._commit()  # nothing is told that a successor would not know, and count again
-        updates_per_s, steps_per_s = self._rates.take(trainer.train_count, env_steps)
+        updates_per_s, steps_per_s = self._rates.take(trainer.train_count, self._env_steps)
         status = TrainerStatus(
             worker=self._lease.worker,
             updates_per_s=updates_per_s,
             steps_received_per_s=steps_per_s,
-            steps_received=env_steps,
+            steps_received=self._env_steps,
             waiting_for="" if updates_per_s else trainer.limiter.waiting_for(len(trainer.memory)),
         )
         reply = self._ask(lambda: self._broker.beat(self._lease, msgspec.json.encode(status).decode()))
         if reply is not None and reply.cleared:
             self._tell(f"actors wrote more than they may, so it was deleted: {', '.join(reply.cleared)}")
         self._asked_to_end |= reply is not None and reply.ending
+        with self._counting:
+            rewards, self._episode_rewards = self._episode_rewards, []
+            evaluations, self._evaluations = self._evaluations, []
+            lags, self._lags = self._lags, []
+        # Nothing is told that a successor would not know, and count again.
+        committed = self._keeper.progress
         row: dict[str, Any] = {
             "time": round(self._elapsed_s(), 3),
             "train": trainer.train_count,
-            "step": env_steps,
-            "episode": episodes,
+            "step": committed.get("env_steps", 0),
+            "episode": committed.get("episodes", 0),
             "role": "trainer",
             "worker": self._lease.worker,
             "memory": len(trainer.memory),
