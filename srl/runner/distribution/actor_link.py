@@ -107,7 +107,7 @@ class ActorLink:
         self._closing.set()
         while self._thread.is_alive():
             self._thread.join(POLL_S)
-            self._give_up_in_time()
+            self._gives_up()
         if exception[0] is not None:
             return
         unsent = self._env_steps - self._steps_sent
@@ -177,13 +177,14 @@ class ActorLink:
     def hand_over(self) -> None:
         """Hand what was collected over as a message; waits while another one waits to be sent."""
         message = self._take_message()
-        while not (self._over.is_set() or self._given_up.is_set()):
+        while not self._over.is_set():
             give_sign_of_life()
             try:
                 self._messages.put(message, timeout=POLL_S)
                 return
             except queue.Full:
-                self._give_up_in_time()
+                if self._gives_up():
+                    return
 
     def _take_message(self) -> Experience:
         pending, self._pending = self._pending, Produced()
@@ -236,32 +237,32 @@ class ActorLink:
                 self._steps_sent += experience.env_steps
                 return
             self._waiting_for = "the trainer: the backlog is full"
-            while reply is not None and unpacked_bytes(message) > reply.room and not self._late():
+            while reply is not None and unpacked_bytes(message) > reply.room and not self._gives_up():
                 self._over.wait(pause_s)  # which only this thread sets
                 pause_s = min(2 * pause_s, longest_s)
                 reply = self._beat()
                 if self._is_ending:
                     break  # what is last may be above the limit
             self._waiting_for = ""
-            if reply is None or self._late():
+            if reply is None or self._gives_up():
                 break
 
     @property
     def _is_ending(self) -> bool:
         return self._stop.is_set() or self._closing.is_set()
 
-    def _late(self) -> bool:
-        """Whether an actor that ends has tried for long enough."""
+    def _gives_up(self) -> bool:
+        """Whether an actor that ends has tried for long enough; then no call waits for the broker or its task any more.
+
+        Both threads ask this while they wait.
+        """
         if not self._is_ending:
             return False
         if self._give_up_s is None:
             self._give_up_s = time.monotonic() + FLUSH_S
-        return time.monotonic() > self._give_up_s
-
-    def _give_up_in_time(self) -> None:
-        """Let no call wait any more for a broker that is away, or for a task that it lost, once it is late."""
-        if self._late():
+        if time.monotonic() > self._give_up_s:
             self._given_up.set()
+        return self._given_up.is_set()
 
     def _tell_faults(self) -> None:
         """Tell the client of the newest fault, and of how many others there were since the last one told."""
